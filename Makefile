@@ -1,0 +1,36 @@
+# Two commands for a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types format clean
+
+demo: $(READY)
+	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,ogd,pca-ogd \
+	    --tasks 5 --seeds 3 --out runs/demo --overwrite
+	@echo "Next, the same on MNIST: $(BIN)/forgetless run rotated-mnist --method pca-ogd --tasks 3"
+
+test: lint types $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Installed once, and again when what is to be installed changes.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist

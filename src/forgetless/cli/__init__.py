@@ -1,0 +1,5 @@
+"""The command `forgetless`."""
+
+from forgetless.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,234 @@
+"""The commands: run, compare, list, data."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from forgetless.cli.options import with_config_options
+from forgetless.cli.progress import RunBar
+from forgetless.config import Config, resolve
+from forgetless.data import SCENARIOS
+from forgetless.data.sources import fetch, status
+from forgetless.errors import ForgetlessError, TrainingError, require
+from forgetless.methods import METHODS, build_method
+from forgetless.models import MODELS
+from forgetless.report import comparison_table, plot_accuracy, task_table
+from forgetless.runs import COMPARISON, claim_folder, free_folder, run
+from forgetless.trace import Trace, write_atomically
+from forgetless.version import __version__
+
+app = typer.Typer(
+    help="Train networks on one task after another and see what they forget.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # one column of options reads better than a frame of four
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Show which datasets are on disk, or fetch one.")
+app.add_typer(data_app, name="data")
+
+Scenario = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="What is learned; `forgetless list` shows all.")
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder with datasets; else FORGETLESS_DATA, then the cache."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder for the results; by default a new one in runs/."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the results of an earlier run in --out.")
+]
+Kept = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        metavar="all|weights|nothing",
+        help="What the trace keeps: weights and the method's memory, weights only, or neither.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("run")
+@with_config_options
+def run_command(
+    scenario: Scenario,
+    method: Annotated[str, typer.Option("--method", help="What is done against forgetting.")],
+    data: DataFolder = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    keep: Kept = "all",
+    as_json: Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Learn the tasks of SCENARIO with one method and show what was forgotten."""
+    config = resolve(scenario, method, **settings)
+    _check(config, keep)
+    folder = out or free_folder(f"{scenario}-{method}")
+    claim_folder(folder, overwrite=overwrite)
+    trace = _train(config, data, folder, keep)
+    picture = _save_picture([trace], folder)
+    if as_json:
+        typer.echo(json.dumps(trace.summary(), allow_nan=False))
+        return
+    console = Console()
+    console.print(task_table(trace))
+    console.print(comparison_table([trace]))
+    console.print(
+        f"Results are in {folder}; the accuracy matrix as a picture is {picture}", soft_wrap=True
+    )
+
+
+@app.command("compare")
+@with_config_options
+def compare_command(
+    scenario: Scenario,
+    methods: Annotated[
+        str, typer.Option("--methods", help="Several methods, comma-separated.")
+    ] = "sgd,ewc,a-gem,ogd,pca-ogd",
+    data: DataFolder = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    keep: Kept = "all",
+    as_json: Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Learn the tasks of SCENARIO with several methods and put the results side by side."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    distinct = bool(names) and len(set(names)) == len(names)
+    require(distinct, "--methods", methods, "one or more different methods, comma-separated")
+    configs = [resolve(scenario, name, **settings) for name in names]
+    for config in configs:
+        _check(config, keep)
+    folder = out or free_folder(f"{scenario}-compare")
+    claim_folder(folder, overwrite=overwrite)
+    traces: list[Trace] = []
+    try:
+        for config in configs:
+            traces.append(_train(config, data, folder / config.method, keep))
+    finally:
+        if traces:  # what was finished is kept, whatever stopped the rest
+            picture = _save_picture(traces, folder)
+            text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
+            write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
+            if not as_json:
+                Console().print(comparison_table(traces))
+    if as_json:
+        typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
+        return
+    console = Console()
+    console.print(
+        f"Results are in {folder}; the accuracy matrices as a picture are {picture}", soft_wrap=True
+    )
+
+
+@app.command("list")
+def list_command() -> None:
+    """Show the scenarios, methods and models by name."""
+    console = Console()
+    groups = {
+        "scenarios": SCENARIOS,
+        "methods": {name: what for name, (what, _) in METHODS.items()},
+        "models": {name: what for name, (what, _) in MODELS.items()},
+    }
+    for title, entries in groups.items():
+        console.print(f"[bold]{title}[/bold]")
+        for name, what in entries.items():
+            console.print(f"  {name:<24}{what}", highlight=False)
+
+
+@data_app.callback(invoke_without_command=True)
+def data_command(context: typer.Context, data: DataFolder = None) -> None:
+    """Show which datasets are on disk."""
+    context.obj = data
+    if context.invoked_subcommand is not None:
+        return
+    table = Table("dataset", "on disk", "where", "what it is")
+    for source in status(data):
+        size = f"{source.bytes / 1e6:.0f} MB" if source.bytes else "yes"
+        on_disk = size if source.available else "no"
+        table.add_row(source.name, on_disk, source.where, source.description)
+    Console().print(table)
+
+
+@data_app.command("fetch")
+def fetch_command(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The dataset.")],
+    data: DataFolder = None,
+) -> None:
+    """Make sure that a dataset is on disk and intact; download it if it is not."""
+    where = fetch(name, data or context.obj)
+    typer.echo(f"{name} is in {where}")
+
+
+def _check(config: Config, keep: str) -> None:
+    """Find what is wrong with the settings before anything is loaded, made or written."""
+    require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
+    config.seed_list()
+    build_method(config.method, config)
+
+
+def _train(config: Config, data: Path | None, folder: Path, keep: Any) -> Trace:
+    with RunBar(f"{config.scenario} {config.method}") as bar:
+        return run(config, data=data, out=folder, keep=keep, observer=bar)
+
+
+def _save_picture(traces: list[Trace], folder: Path) -> Path:
+    picture = folder / "accuracy.png"
+    figure = plot_accuracy(traces)
+    write_atomically(picture, lambda file: figure.savefig(file, format="png", dpi=150))
+    return picture
+
+
+# The base of typer's own errors, wherever the installed version keeps it.
+_UsageError: type[Exception] = next(
+    c
+    for c in typer.BadParameter.__mro__
+    if c.__name__ == "ClickException" and issubclass(c, Exception)
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; one sentence and an exit status for whatever goes wrong."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except KeyboardInterrupt:
+        _fail("interrupted; what was finished is kept in the run's folder", 130)
+    except TrainingError as error:
+        _fail(str(error), 1)
+    except (ForgetlessError, OSError) as error:
+        _fail(str(error), 2)
+    except (_UsageError, typer.Abort) as error:
+        message = error.format_message() if hasattr(error, "format_message") else "interrupted"
+        _fail(f"{message} Try --help." if isinstance(error, _UsageError) else message, 2)
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"forgetless: {sentence}", file=sys.stderr)  # noqa: T201
+    sys.exit(status)

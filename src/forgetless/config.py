@@ -1,0 +1,111 @@
+"""The configuration of a run: every setting, its default, and the presets of the benchmarks."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from fnmatch import fnmatch
+from typing import Any, final
+
+from forgetless.data import SCENARIOS, ScenarioOptions
+from forgetless.errors import ConfigError, require
+from forgetless.methods import METHODS, MethodOptions
+from forgetless.models import ModelOptions
+from forgetless.options import option
+from forgetless.training import Training
+
+PROTOCOLS = ("corrected", "released")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodOptions, Training, ModelOptions, ScenarioOptions):
+    """Everything that decides the result of a run."""
+
+    scenario: str
+    method: str
+    seeds: str = option("1", "How many seeds (5 means 0 to 4), or which ones (3,7).")
+    device: str = option("auto", "cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")
+    protocol: str = option(
+        "corrected",
+        "The methods as they should be, or with all departures of the paper's released code.",
+        choices=PROTOCOLS,
+    )
+
+    def seed_list(self) -> tuple[int, ...]:
+        """The seeds as numbers."""
+        text = str(self.seeds).strip()
+        accepted = "a count such as 5, or distinct seeds such as 3,7"
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        numeric = bool(parts) and all(part.isascii() and part.isdigit() for part in parts)
+        require(numeric, "--seeds", text, accepted)
+        seeds = tuple(map(int, parts)) if "," in text else tuple(range(int(text)))
+        valid = bool(seeds) and len(set(seeds)) == len(seeds) and max(seeds) < 2**32
+        require(valid, "--seeds", text, accepted)
+        return seeds
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings, for a trace."""
+        return asdict(self)
+
+
+# What differs from the defaults, for the scenarios that a pattern fits; later ones win.
+# MNIST and CIFAR-100: the settings of the paper's experiments.
+PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("*-mnist", {"train_per_class": 1000}),
+    ("rotated-*mnist", {"tasks": 15}),
+    ("permuted-*mnist", {"tasks": 15}),
+    ("split-*mnist", {"epochs": 5}),
+    (
+        "*-cifar100",
+        {"model": "lenet", "hidden": 200, "epochs": 50, "samples": 2500, "ewc_strength": 25.0},
+    ),
+    ("split-cifar100", {"tasks": 20, "classes_per_task": 5}),
+    ("*-digits", {"lr": 0.05, "samples": 1000}),
+    ("rotated-digits", {"step_degrees": 15.0}),
+)
+
+RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("*", {"centred": True, "ewc_fisher": "released", "agem_heads": "released"}),
+    ("split-cifar100", {"freeze": "convolutions", "eval_mode_after": 1000}),
+)
+
+
+def resolve(scenario: str, method: str, **given: Any) -> Config:
+    """The configuration of a run: defaults, then the scenario's preset, then what was given.
+
+    Arguments:
+        scenario, method: names; `forgetless list` shows them.
+        given: settings by name; None means not given.
+    """
+    if scenario not in SCENARIOS:
+        raise ConfigError(f"unknown scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+    if method not in METHODS:
+        raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
+    known = {f.name: f for f in fields(Config)}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r}; there are {', '.join(known)}")
+        choices = known[name].metadata.get("choices", ())
+        if choices:
+            flag = "--" + name.replace("_", "-")
+            require(value in choices, flag, value, " or ".join(choices))
+    tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
+    settings: dict[str, Any] = {}
+    for table in tables:
+        for pattern, preset in table:
+            if fnmatch(scenario, pattern):
+                settings |= preset
+    return replace(Config(scenario=scenario, method=method), **settings | given)
+
+
+def describe_default(name: str) -> str:
+    """The default of a setting and the scenarios that have another one, for people."""
+    default = next(f.default for f in fields(Config) if f.name == name)
+    others = [f"{_shown(preset[name])} for {p}" for p, preset in PRESETS if name in preset]
+    released = [_shown(preset[name]) for _, preset in RELEASED if name in preset]
+    protocol = [f"{value} with --protocol released" for value in released]
+    return ", ".join([_shown(default), *others, *protocol])
+
+
+def _shown(value: Any) -> str:
+    shown = {"": "none", "None": "none", "True": "yes", "False": "no"}
+    return shown.get(str(value), f"{value:g}" if isinstance(value, float) else str(value))

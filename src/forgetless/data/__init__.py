@@ -1,0 +1,18 @@
+"""Files to tensors (sources) and tensors to tasks (scenarios)."""
+
+from forgetless.data.scenarios import SCENARIOS, ScenarioOptions, build_scenario
+from forgetless.data.sources import SOURCES, ImageSet, load_source
+from forgetless.data.tasks import Scenario, Split, Task, TensorScenario
+
+__all__ = [
+    "SCENARIOS",
+    "SOURCES",
+    "ImageSet",
+    "Scenario",
+    "ScenarioOptions",
+    "Split",
+    "Task",
+    "TensorScenario",
+    "build_scenario",
+    "load_source",
+]

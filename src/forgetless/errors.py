@@ -1,0 +1,27 @@
+"""What forgetless raises when it cannot do what it was asked to."""
+
+
+class ForgetlessError(Exception):
+    """Base of every error that forgetless raises on purpose; its text is one clear sentence."""
+
+
+class ConfigError(ForgetlessError, ValueError):
+    """An argument that cannot be used: names the argument, what came, and what is accepted."""
+
+
+class DataError(ForgetlessError, ValueError):
+    """A dataset that is missing, damaged, tampered with, or not what it claims to be."""
+
+
+class TraceError(ForgetlessError, ValueError):
+    """A run's folder that cannot be read or must not be written over."""
+
+
+class TrainingError(ForgetlessError, ArithmeticError):
+    """Training broke down: a NaN or infinite gradient, with the seed, task and step."""
+
+
+def require(satisfied: bool, argument: str, got: object, accepted: str) -> None:
+    """Raise a ConfigError that names the argument, what came and what is accepted."""
+    if not satisfied:
+        raise ConfigError(f"{argument} must be {accepted}, not {got!r}")

@@ -1,0 +1,199 @@
+"""Linear algebra on vectors in parameter space: pure functions of tensors, nothing of networks.
+
+A vector is a tensor (*, p), its leading dimensions those of independent problems (the seeds of a
+run). A basis is (*, K, p) with orthonormal *rows*; a row of zeros is allowed anywhere and stands
+for no direction, so that problems of different rank can be stacked.
+"""
+
+import numpy as np
+import torch
+from scipy.linalg import eigh
+from scipy.optimize import nnls
+from torch import Tensor
+from torch.linalg import vector_norm
+
+# A row is dependent on others when what is left of it, relative to its length, is rounding.
+_RESIDUAL_ULPS = 100.0
+# Eigenvalues of a float32 Gram matrix below this share of the largest one are noise.
+_EIGENVALUE_FLOOR = 1e-7
+
+
+def float64(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU if its device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def inner(u: Tensor, v: Tensor) -> Tensor:
+    """⟨u, v⟩ over the last dimension: (*, p), (*, p) → (*)."""
+    return (u * v).sum(-1)
+
+
+def add_scaled(u: Tensor, scale: Tensor | float, v: Tensor) -> Tensor:
+    """U + scale · v with one scale per problem: (*, p), (*), (*, p) → (*, p)."""
+    if isinstance(scale, Tensor):
+        scale = scale.unsqueeze(-1)
+    return u + scale * v
+
+
+def project_out(g: Tensor, basis: Tensor) -> Tensor:
+    """g̃ = g − Vᵀ V g, the part of g orthogonal to every row of the basis V.
+
+    Arguments:
+        g: (*, p).
+        basis: (*, K, p), orthonormal rows.
+    """
+    if basis.shape[-2] == 0:
+        return g
+    coefficients = basis @ g.unsqueeze(-1)  # (*, K, 1)
+    inside: Tensor = (coefficients.mT @ basis).squeeze(-2)
+    return g - inside
+
+
+def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
+    """The part of g orthogonal to vectors that need not be orthonormal: g − Rᵀ (R Rᵀ)⁺ R g.
+
+    Arguments:
+        g: (*, p).
+        vectors: R, (*, K, p), any rank; K is small, the K×K system is solved in float64.
+    """
+    unit = float64(_normalized(vectors))  # a small vector constrains as much as a large one
+    gram = unit @ unit.mT
+    inverse = torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)
+    coefficients = inverse @ (unit @ float64(g).unsqueeze(-1))  # (*, K, 1)
+    inside: Tensor = (coefficients.mT @ unit).squeeze(-2)
+    return g - inside.to(g)
+
+
+def orthonormalize(vectors: Tensor, against: Tensor | None = None) -> Tensor:
+    """Orthonormal rows that, with those of `against`, span what the vectors span.
+
+    Classical Gram-Schmidt against the old rows and Householder QR among the new ones, each done
+    twice (Kahan's "twice is enough"). Vectors that depend on earlier ones, or are zero, are
+    dropped: normalising what rounding left of them would add a random direction.
+
+    Arguments:
+        vectors: (d, p), any rank.
+        against: (K, p), orthonormal rows, or None.
+
+    Returns:
+        (r, p) with r ≤ d.
+    """
+    rows = _normalized(vectors)
+    rows = _independent(_remove(rows, against))
+    return _independent(_remove(rows, against))
+
+
+def _remove(rows: Tensor, basis: Tensor | None) -> Tensor:
+    if basis is None or basis.shape[0] == 0:
+        return rows
+    for _ in range(2):
+        rows = rows - (rows @ basis.T) @ basis
+    return rows
+
+
+def _normalized(rows: Tensor) -> Tensor:
+    """Rows (*, p) of length one, or zero where they are zero."""
+    # Scaled by the largest entry first, so that the norm of a tiny or huge row is finite.
+    tiny = torch.finfo(rows.dtype).tiny
+    rows = rows / rows.abs().amax(-1, keepdim=True).clamp_min(tiny)
+    return rows / vector_norm(rows, dim=-1, keepdim=True).clamp_min(tiny)
+
+
+def _independent(rows: Tensor) -> Tensor:
+    """Orthonormal basis of the rows (each of length ≤ 1), without those that add only rounding."""
+    tolerance = _RESIDUAL_ULPS * torch.finfo(rows.dtype).eps
+    rows = rows[vector_norm(rows, dim=1) > tolerance]
+    while rows.shape[0]:
+        # R_ii is what is left of row i after the rows before it are taken out.
+        q, r = torch.linalg.qr(rows.T)
+        kept = r.diagonal().abs() > tolerance
+        if bool(kept.all()):
+            basis: Tensor = q.T
+            return basis
+        # The column of q of a dropped row is arbitrary, and later ones avoid it: factor again.
+        examined = kept.shape[0]  # min(rows, p)
+        rows = torch.cat([rows[:examined][kept], rows[examined:]])
+    return rows
+
+
+def top_eigenpairs(gram: Tensor, count: int | None) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of a Gram matrix and their eigenvectors, in float64.
+
+    Arguments:
+        gram: (n, n), symmetric positive semi-definite.
+        count: how many at most; None means all. Those that are noise are left out.
+
+    Returns:
+        eigenvalues (k,), decreasing, and eigenvectors (n, k), on the device of `gram`.
+    """
+    n = gram.shape[0]
+    gram = float64(gram)
+    if gram.is_cuda:
+        values, vectors = torch.linalg.eigh(gram)
+    else:
+        # LAPACK's subset solver; torch has only the full one.
+        first = 0 if count is None else max(n - count, 0)
+        w, u = eigh(gram.numpy(), subset_by_index=(first, n - 1), check_finite=False)
+        values, vectors = torch.from_numpy(w), torch.from_numpy(np.ascontiguousarray(u))
+    values, vectors = values.flip(0), vectors.flip(1)
+    meaningful = values > _EIGENVALUE_FLOOR * values[:1].clamp_min(0)
+    keep = int(meaningful.sum()) if count is None else min(int(meaningful.sum()), count)
+    return values[:keep], vectors[:, :keep]
+
+
+def project_halfspace(g: Tensor, reference: Tensor) -> Tensor:
+    """The vector nearest to g with ⟨·, r⟩ ≥ 0: g − min(0, ⟨g, r⟩) / ⟨r, r⟩ · r.
+
+    A-GEM's projection (Chaudhry et al. 2019, eq. 11).
+
+    Arguments:
+        g: (*, p).
+        reference: r, (*, p). Where it is zero, g is returned.
+    """
+    violation = inner(g, reference).clamp_max(0)
+    length = inner(reference, reference).clamp_min(torch.finfo(g.dtype).tiny)
+    return add_scaled(g, -violation / length, reference)
+
+
+def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
+    """The vector nearest to g with ⟨·, r_k⟩ ≥ 0 for all k, by GEM's quadratic programme.
+
+    The dual is min over v ≥ margin of ½ ‖Rᵀ v + g‖² (Lopez-Paz and Ranzato 2017, eq. 12), a
+    non-negative least-squares problem, solved by `scipy.optimize.nnls`; the result is g + Rᵀ v.
+    A positive margin lengthens the step towards the memories, as GEM's code does. Where no
+    constraint is violated, g is returned unchanged.
+
+    Arguments:
+        g: (*, p).
+        references: R, (*, K, p).
+        margin: lower bound of the dual variables.
+    """
+    p = g.shape[-1]
+    products = (references @ g.unsqueeze(-1)).squeeze(-1)  # (*, K)
+    gram = references @ references.mT  # (*, K, K)
+    duals = [
+        _cone_duals(r, q, margin)
+        for r, q in zip(
+            gram.reshape(-1, *gram.shape[-2:]).double().cpu().numpy(),
+            products.reshape(-1, products.shape[-1]).double().cpu().numpy(),
+            strict=True,
+        )
+    ]
+    v = torch.from_numpy(np.stack(duals)).to(g).reshape(products.shape)
+    return g + (v.unsqueeze(-2) @ references).reshape(*g.shape[:-1], p)
+
+
+def _cone_duals(gram: np.ndarray, products: np.ndarray, margin: float) -> np.ndarray:
+    """Argmin over v ≥ margin of ½ vᵀ G v + qᵀ v, or zero where q ≥ 0 already."""
+    if bool((products >= 0).all()):
+        return np.zeros_like(products)
+    # With G = L Lᵀ (L from the eigenvectors, so that equal references do no harm) and
+    # v = w + margin it is min over w ≥ 0 of ‖Lᵀ w − b‖², L b = −(q + margin · G 1).
+    values, vectors = np.linalg.eigh(gram)
+    kept = values > np.finfo(np.float64).eps * len(values) * values[-1]
+    if not kept.any():
+        return np.zeros_like(products)
+    root = np.sqrt(values[kept])
+    target = -(vectors[:, kept].T @ (products + margin * gram.sum(1))) / root
+    solution, _ = nnls(root[:, None] * vectors[:, kept].T, target)
+    return np.asarray(solution) + margin

@@ -1,0 +1,105 @@
+"""Continual-learning methods, one file each, behind one interface."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forgetless.errors import ConfigError
+from forgetless.methods.agem import AGEM
+from forgetless.methods.base import FinishedTask, LossGrad, Method, Nothing, Samples, State
+from forgetless.methods.ewc import EWC
+from forgetless.methods.gem import GEM
+from forgetless.methods.gem_nt import GEMNT
+from forgetless.methods.joint import Joint
+from forgetless.methods.ogd import OGD
+from forgetless.methods.pca_ogd import PCAOGD
+from forgetless.methods.sgd import SGD
+from forgetless.options import option
+
+__all__ = [
+    "AGEM",
+    "EWC",
+    "GEM",
+    "GEMNT",
+    "METHODS",
+    "OGD",
+    "PCAOGD",
+    "SGD",
+    "FinishedTask",
+    "Joint",
+    "LossGrad",
+    "Method",
+    "MethodOptions",
+    "Nothing",
+    "Samples",
+    "State",
+    "build_method",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """The hyperparameters of all methods, as the command line names them."""
+
+    memory: int = option(100, "Directions or samples that a method keeps of each task.")
+    samples: int = option(3000, "Gradients that PCA-OGD looks at in each task.")
+    variance: float | None = option(
+        None, "PCA-OGD keeps the directions that explain this share of variance, not --memory."
+    )
+    centred: bool = option(False, "PCA-OGD takes the mean gradient out first.")
+    agem_batch: int = option(256, "Remembered samples in a step of A-GEM.")
+    agem_heads: str = option(
+        "own",
+        "A-GEM sends a remembered sample through its own head, or as the paper's code did.",
+        choices=("own", "released"),
+    )
+    gem_margin: float = option(0.0, "Lower bound of the dual variables of GEM.")
+    joint_batch: int = option(32, "Earlier tasks' samples in a step of joint training.")
+    ewc_strength: float = option(10.0, "Weight of the penalty of EWC.")
+    ewc_fisher: str = option(
+        "mean",
+        "EWC's Fisher as the mean over samples, or their sum over 1,024 as in the paper's code.",
+        choices=("mean", "released"),
+    )
+
+
+_Builder = Callable[[Any], Method[Any]]
+
+METHODS: dict[str, tuple[str, _Builder]] = {
+    SGD.name: ("plain SGD, the lower reference", lambda o: SGD()),
+    Joint.name: (
+        "training on all tasks so far, the upper reference",
+        lambda o: Joint(o.joint_batch),
+    ),
+    EWC.name: (
+        "elastic weight consolidation: a spring on every weight",
+        lambda o: EWC(o.ewc_strength, o.ewc_fisher),
+    ),
+    AGEM.name: (
+        "averaged GEM: no step against the memory's loss gradient",
+        lambda o: AGEM(o.memory, o.agem_batch, o.agem_heads),
+    ),
+    GEM.name: (
+        "gradient episodic memory: no step against any task's loss gradient",
+        lambda o: GEM(o.memory, o.gem_margin),
+    ),
+    GEMNT.name: (
+        "GEM without transfer: steps orthogonal to every task's loss gradient",
+        lambda o: GEMNT(o.memory),
+    ),
+    OGD.name: (
+        "orthogonal gradient descent: steps orthogonal to samples' features",
+        lambda o: OGD(o.memory),
+    ),
+    PCAOGD.name: (
+        "PCA-OGD: steps orthogonal to the principal directions of the features",
+        lambda o: PCAOGD(o.memory if o.variance is None else o.variance, o.samples, o.centred),
+    ),
+}
+
+
+def build_method(name: str, options: MethodOptions) -> Method[Any]:
+    """The method of that name with its share of the options."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
+    return METHODS[name][1](options)

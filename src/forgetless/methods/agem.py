@@ -1,0 +1,69 @@
+"""Averaged gradient episodic memory (Chaudhry et al. 2019)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from torch import Tensor
+
+from forgetless.errors import require
+from forgetless.linalg import project_halfspace
+from forgetless.methods.base import FinishedTask, LossGrad, Method, Samples
+
+
+@final
+@dataclass(frozen=True)
+class Pool:
+    """The remembered samples of all tasks in one pool."""
+
+    samples: Samples | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a trace keeps."""
+        return {} if self.samples is None else self.samples.tensors()
+
+
+@final
+@dataclass(frozen=True)
+class AGEM(Method[Pool]):
+    """Steps never oppose the loss gradient on a random batch of remembered samples.
+
+    g̃ = g − min(0, ⟨g, r⟩) / ⟨r, r⟩ · r, with r the memory batch's mean gradient.
+
+    Arguments:
+        memory: samples kept of each task.
+        batch_size: samples of all tasks together that r is computed on.
+        heads: "own" sends each remembered sample through its own task's head. "released" does
+            what the PCA-OGD paper's code does: the whole batch goes through the head of its first
+            sample, and after the first task no head trains any more.
+    """
+
+    name: ClassVar[str] = "a-gem"
+    memory: int = 100
+    batch_size: int = 256
+    heads: Literal["own", "released"] = "own"
+
+    def __post_init__(self) -> None:
+        require(self.memory >= 1, "A-GEM's memory", self.memory, "at least 1")
+        require(self.batch_size >= 1, "A-GEM's batch_size", self.batch_size, "at least 1")
+        require(self.heads in ("own", "released"), "A-GEM's heads", self.heads, "own or released")
+
+    def init(self, theta: Tensor) -> Pool:
+        """No samples yet."""
+        return Pool()
+
+    def update(self, g: Tensor, state: Pool, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+        """Project on the half-space that does not raise the memory's loss."""
+        if state.samples is None:
+            return g
+        released = self.heads == "released"
+        reference = loss_grad(state.samples, self.batch_size, one_head=released)
+        return project_halfspace(g, reference)
+
+    def consolidate(self, state: Pool, theta: Tensor, task: FinishedTask) -> Pool:
+        """Keep some samples of the task."""
+        new = task.draw(self.memory)
+        return Pool(new if state.samples is None else state.samples + new)
+
+    def trains_heads(self, state: Pool) -> bool:
+        """Always, except as the released code did."""
+        return self.heads == "own" or state.samples is None

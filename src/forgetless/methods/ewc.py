@@ -1,0 +1,75 @@
+"""Elastic weight consolidation (Kirkpatrick et al. 2017)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from forgetless.errors import require
+from forgetless.linalg import inner
+from forgetless.methods.base import FinishedTask, LossGrad, Method
+
+# The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
+# task's size: 10,000 samples weigh 9.8 times as much as in the mean.
+_RELEASED_DIVISOR = 1024
+
+
+@final
+@dataclass(frozen=True)
+class Elastic:
+    """A spring for every weight: its rest position and its stiffness.
+
+    Arguments:
+        fisher: the diagonal Fisher information of all tasks so far, (S, p).
+        anchor: the weights after the latest task, (S, p).
+    """
+
+    fisher: Tensor
+    anchor: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a trace keeps."""
+        return {"fisher": self.fisher, "anchor": self.anchor}
+
+
+@final
+@dataclass(frozen=True)
+class EWC(Method[Elastic]):
+    """Adds ½ strength · Σ_i F_i (θ_i − θ*_i)² to the loss, F the tasks' summed Fisher diagonals.
+
+    The Fishers add up and the anchor is the latest one, which is the recursive Laplace
+    approximation (Huszár 2018). The Fisher is the empirical one, on the true labels.
+
+    Arguments:
+        strength: weight of the penalty.
+        fisher: "mean" takes the mean of the squared gradients over a task's samples; "released"
+            their sum divided by 1,024, as the PCA-OGD paper's code does.
+    """
+
+    name: ClassVar[str] = "ewc"
+    strength: float = 10.0
+    fisher: Literal["mean", "released"] = "mean"
+
+    def __post_init__(self) -> None:
+        require(self.strength >= 0, "EWC's strength", self.strength, "at least 0")
+        choices = ("mean", "released")
+        require(self.fisher in choices, "EWC's fisher", self.fisher, "'mean' or 'released'")
+
+    def init(self, theta: Tensor) -> Elastic:
+        """No spring before the first task."""
+        return Elastic(torch.zeros_like(theta), torch.zeros_like(theta))
+
+    def penalty(self, state: Elastic, theta: Tensor) -> Tensor:
+        """½ strength · Σ_i F_i (θ_i − θ*_i)², (S,)."""
+        return 0.5 * self.strength * inner(state.fisher, (theta - state.anchor).square())
+
+    def update(self, g: Tensor, state: Elastic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+        """The gradient of loss plus penalty."""
+        return g + self.strength * state.fisher * (theta - state.anchor)
+
+    def consolidate(self, state: Elastic, theta: Tensor, task: FinishedTask) -> Elastic:
+        """Stiffen the springs by the task's Fisher information and re-anchor them."""
+        divisor = task.size if self.fisher == "mean" else _RELEASED_DIVISOR
+        fisher = task.squared_loss_gradients() / divisor
+        return Elastic(state.fisher + fisher, theta.clone())

@@ -1,0 +1,183 @@
+"""One architecture, S sets of weights: a network as a function of a flat vector (S, p)."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
+
+from forgetless.errors import ConfigError, DataError
+from forgetless.methods import Samples
+from forgetless.tangent import TangentFeatures, tangent_features
+
+Predicate = Callable[[str], bool]
+
+
+@final
+class Network:
+    """S copies of a network that differ in their weights, run as one program.
+
+    The trained weights are one flat tensor theta (S, p): first those that a method protects, then
+    the free ones (heads). Everything else (frozen parameters, buffers) is `fixed`, by name.
+
+    Arguments:
+        modules: the S networks as they were initialised.
+        active: for each task the outputs that belong to it, (T, C) of bool.
+        is_free: whether the parameter of that name is trained out of the method's reach.
+        is_frozen: whether it is not trained at all.
+        device: where to run.
+        dtype: floating-point type of weights and inputs.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        active: Tensor,
+        *,
+        is_free: Predicate,
+        is_frozen: Predicate,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.module = copy.deepcopy(modules[0]).to(device, dtype)
+        # Where every task has all outputs there is nothing to mask.
+        self.active = None if bool(active.all()) else active.to(device)
+        self.n_outputs = active.shape[1]
+        trained = [
+            n for n, p in self.module.named_parameters() if p.requires_grad and not is_frozen(n)
+        ]
+        protected = [n for n in trained if not is_free(n)]
+        if not protected:
+            raise ConfigError("the model has no trainable parameters outside of its heads")
+        self.names = protected + [n for n in trained if is_free(n)]
+        tensors = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
+
+        def stacked(name: str) -> Tensor:
+            values = torch.stack([t[name].detach() for t in tensors]).to(device)
+            return values.to(dtype) if values.is_floating_point() else values
+
+        self.shapes = {n: tensors[0][n].shape for n in self.names}
+        self.theta = torch.cat([stacked(n).flatten(1) for n in self.names], dim=1)
+        self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
+        self.protected_names = protected
+        self.protected_size = sum(self.shapes[n].numel() for n in protected)
+
+    @property
+    def seeds(self) -> int:
+        """S."""
+        return self.theta.shape[0]
+
+    def values(self, theta: Tensor) -> dict[str, Tensor]:
+        """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed."""
+        parts = theta.split([s.numel() for s in self.shapes.values()], dim=1)
+        named = zip(self.shapes.items(), parts, strict=True)
+        trained = {n: part.unflatten(1, s or (1,)).view(-1, *s) for (n, s), part in named}
+        return {**trained, **self.fixed}
+
+    def logits(self, theta: Tensor, inputs: Tensor, *, remember: bool = False) -> Tensor:
+        """All outputs, in the module's present mode: (S, p), (S, n, *) → (S, n, C).
+
+        With `remember`, what the module notes in its buffers on the way (batch-norm statistics) is
+        kept.
+        """
+        values = self.values(theta)
+        if self.module.training and not remember:
+            values |= {n: v.clone() for n, v in self.fixed.items()}
+        if self.seeds == 1:
+            only = {n: v[0] for n, v in values.items()}
+            outputs: Tensor = functional_call(self.module, only, (inputs[0],))
+            return outputs.unsqueeze(0)
+
+        def run(one: dict[str, Tensor], x: Tensor) -> Tensor:
+            result: Tensor = functional_call(self.module, one, (x,))
+            return result
+
+        return vmap(run, randomness="different")(values, inputs)
+
+    def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
+        """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
+        theta = self.theta.detach().requires_grad_()
+        logits = self.logits(theta, samples.inputs, remember=remember)
+        losses = self._losses(logits, samples.labels, samples.tasks).mean(1)
+        # Seeds do not interact, so the gradient of the sum holds each seed's own.
+        return torch.autograd.grad(losses.sum(), theta)[0]
+
+    def _losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
+        """Cross-entropy of each sample within its task's outputs: (*, C), (*), (*) → (*)."""
+        if self.active is not None:
+            logits = logits.masked_fill(~self.active[tasks], -torch.inf)
+        losses = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+        return losses.view_as(labels)
+
+    def correct(self, inputs: Tensor, labels: Tensor, classes: range) -> Tensor:
+        """How many samples are classified right within the classes, (S,)."""
+        with torch.no_grad():
+            logits = self.logits(self.theta, inputs)[..., classes.start : classes.stop]
+        return (logits.argmax(-1) + classes.start == labels).sum(1)
+
+    def features(self, samples: Samples, seed: int) -> TangentFeatures:
+        """φ of the true-class outputs with respect to the protected parameters, for one seed."""
+
+        def true_class(outputs: Tensor, labels: Tensor) -> Tensor:
+            return outputs.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+        return self._per_sample(samples, seed, true_class, samples.labels[seed])
+
+    def loss_features(self, samples: Samples, seed: int) -> TangentFeatures:
+        """Gradients of each sample's loss with respect to the protected parameters, one seed."""
+        belongings = samples.labels[seed], samples.tasks[seed]
+        return self._per_sample(samples, seed, self._losses, *belongings)
+
+    def _per_sample(
+        self, samples: Samples, seed: int, scalar: Callable[..., Tensor], *belongings: Tensor
+    ) -> TangentFeatures:
+        values = {n: v[seed] for n, v in self.values(self.theta).items()}
+        training = self.module.training
+        self.module.eval()
+        try:
+            return tangent_features(
+                self.module,
+                values,
+                samples.inputs[seed],
+                scalar,
+                *belongings,
+                names=self.protected_names,
+            )
+        finally:
+            self.module.train(training)
+
+    def state_dict(self, seed: int) -> dict[str, Tensor]:
+        """The weights and buffers of one seed, as its module's `load_state_dict` takes them."""
+        values = {n: v[seed].detach().cpu().clone() for n, v in self.values(self.theta).items()}
+        # A tied parameter has one value and several names.
+        first = {p: n for n, p in reversed(list(self.module.named_parameters()))}
+        every = self.module.named_parameters(remove_duplicate=False)
+        return values | {n: values[first[p]].clone() for n, p in every if n not in values}
+
+    def check_outputs(self, inputs: Tensor) -> None:
+        """Run a few inputs (S, n, *) to see that the model takes them and has enough outputs."""
+        wanted = self.n_outputs
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                outputs = self.logits(self.theta, inputs)
+        except (RuntimeError, ValueError, TypeError) as error:
+            shape = tuple(inputs.shape[2:])
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"the model does not take inputs of shape {shape}: {reason}"
+            ) from error
+        finally:
+            self.module.train(training)
+        expected = (*inputs.shape[:2], wanted)
+        if tuple(outputs.shape) != expected:
+            raise ConfigError(
+                f"the model must give {wanted} outputs per sample for this scenario, "
+                f"not {tuple(outputs.shape[2:])}"
+            )
+        if not bool(outputs.isfinite().all()):
+            raise DataError("the model's outputs are not finite before any training")

@@ -1,0 +1,56 @@
+"""How a task is learned, and what an observer of a run is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from forgetless.errors import require
+from forgetless.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How each task is learned: plain SGD, θ ← θ − lr · g̃."""
+
+    epochs: int = option(10, "Passes over the training set of each task.")
+    batch_size: int = option(32, "Samples in a step.")
+    lr: float = option(1e-3, "Learning rate.")
+    dtype: str = option("float32", "Floating-point type.", choices=("float32", "float64"))
+    freeze: str = option(
+        "", "Parameters whose names start with one of these (comma-separated) are not trained."
+    )
+    eval_mode_after: int = option(
+        0, "Train in eval mode, batch norm fixed, from this step of the run on; 0 for never."
+    )
+    evaluate: str = option(
+        "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
+    )
+    seeds_together: int = option(
+        0, "Seeds trained in one batched program; 0 for all on a GPU and one on a CPU."
+    )
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "epochs", self.epochs, "at least 1")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(0 < self.lr < float("inf"), "lr", self.lr, "a positive number")
+        require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
+        require(self.eval_mode_after >= 0, "eval_mode_after", self.eval_mode_after, "at least 0")
+        require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
+        require(self.seeds_together >= 0, "seeds_together", self.seeds_together, "at least 0")
+
+
+@final
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: what an observer is told after every epoch and every task."""
+
+    seeds: tuple[int, ...]
+    task: int  # from 1
+    tasks: int
+    epoch: int  # from 1
+    epochs: int
+    done: float  # share of the whole run
+    accuracy: float | None  # mean over the tasks so far in percent, once one was evaluated
+
+
+Observer = Callable[[Progress], None]

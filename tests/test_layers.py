@@ -1,0 +1,85 @@
+"""Imports point one way: each room may read only the rooms below it."""
+
+import ast
+from pathlib import Path
+
+import forgetless
+
+ROOT = Path(forgetless.__file__).parent
+
+# Room → the rooms it may import. A folder is one room.
+ALLOWED = {
+    "errors": set(),
+    "version": set(),
+    "options": set(),
+    "streams": set(),
+    "provenance": {"version"},
+    "linalg": {"errors"},
+    "tangent": {"errors", "linalg"},
+    "subspace": {"errors", "linalg"},
+    "methods": {"errors", "linalg", "options", "subspace", "tangent"},
+    "data": {"errors", "options", "streams"},
+    "models": {"errors", "options"},
+    "metrics": {"errors"},
+    "trace": {"errors", "metrics"},
+    "network": {"errors", "methods", "tangent"},
+    "driver": {"data", "methods", "network", "tangent"},
+    "learner": {"data", "driver", "errors", "methods", "network", "streams"},
+    "training": {"errors", "options"},
+    "fit": {
+        "data", "errors", "learner", "methods", "models", "network", "provenance", "streams",
+        "trace", "training",
+    },
+    "config": {"data", "errors", "methods", "models", "options", "training"},
+    "runs": {"config", "data", "errors", "fit", "methods", "models", "trace", "training"},
+    "report": {"linalg", "metrics", "tangent", "trace"},
+    "cli": {
+        "config", "data", "errors", "methods", "models", "report", "runs", "trace", "training",
+        "version",
+    },
+}  # fmt: skip
+
+
+def imports(file: Path) -> set[str]:
+    """The rooms of the package that a file imports, wherever in the file."""
+    rooms = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            names = [node.module or ""]
+            if node.module == "forgetless":
+                names = [f"forgetless.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        rooms |= {n.split(".")[1] for n in names if n.startswith("forgetless.")}
+    return rooms
+
+
+def room(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_imports_point_one_way():
+    for file in ROOT.rglob("*.py"):
+        name = room(file)
+        if name in ("__init__", "__main__"):
+            continue
+        assert name in ALLOWED, f"{name} is a new room: say what it may import"
+        extra = imports(file) - ALLOWED[name] - {name}
+        assert not extra, f"{file.relative_to(ROOT)} must not import {', '.join(sorted(extra))}"
+
+
+def test_the_table_has_no_cycle():
+    done: set[str] = set()
+    while len(done) < len(ALLOWED):
+        ready = {r for r, below in ALLOWED.items() if r not in done and below <= done}
+        assert ready, f"rooms in a cycle: {set(ALLOWED) - done}"
+        done |= ready
+
+
+def test_files_can_be_read_in_a_sitting():
+    for file in ROOT.rglob("*.py"):
+        lines = len(file.read_text().splitlines())
+        assert lines <= 300, f"{file.relative_to(ROOT)} has {lines} lines"
