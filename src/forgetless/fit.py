@@ -250,7 +250,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-        torch.empty(0, device=resolved)
+        torch.ones(1, device=resolved).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].strip()
         raise ConfigError(f"device {str(device)!r} cannot be used: {reason}") from error

@@ -96,7 +96,8 @@ def _normalized(rows: Tensor) -> Tensor:
     # Scaled by the largest entry first, so that the norm of a tiny or huge row is finite.
     tiny = torch.finfo(rows.dtype).tiny
     rows = rows / rows.abs().amax(-1, keepdim=True).clamp_min(tiny)
-    return rows / vector_norm(rows, dim=-1, keepdim=True).clamp_min(tiny)
+    lengths: Tensor = vector_norm(rows, dim=-1, keepdim=True)
+    return rows / lengths.clamp_min(tiny)
 
 
 def _independent(rows: Tensor) -> Tensor:

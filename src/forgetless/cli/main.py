@@ -218,15 +218,15 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # the parser turns the first into the second
         _fail("interrupted; what was finished is kept in the run's folder", 130)
     except TrainingError as error:
         _fail(str(error), 1)
     except (ForgetlessError, OSError) as error:
         _fail(str(error), 2)
-    except (_UsageError, typer.Abort) as error:
-        message = error.format_message() if hasattr(error, "format_message") else "interrupted"
-        _fail(f"{message} Try --help." if isinstance(error, _UsageError) else message, 2)
+    except _UsageError as error:
+        message = error.format_message()  # type: ignore[attr-defined]
+        _fail(f"{message.rstrip('.')}; --help shows what is accepted", 2)
 
 
 def _fail(sentence: str, status: int) -> None:

@@ -68,9 +68,9 @@ def load_source(
     progress bar of a download; None shows it when standard error is a terminal.
     """
     source = _source(name)
+    named, cache = _named_folder(data), _cache_folder()
     if source.embedded is not None:
         return _image_set(source, source.embedded.load())
-    named, cache = _named_folder(data), _cache_folder()
     if named is not None:
         if (found := find(source.layouts, named)) is not None:
             return _image_set(source, found.read())
