@@ -27,16 +27,12 @@ def random(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.
 
 @given(seeds, st.integers(1, 4), st.integers(0, 7), st.integers(8, 20))
 def test_projection_is_idempotent_self_adjoint_and_orthogonal_to_the_basis(seed, s, k, p):
-    basis = (
-        torch.stack([orthonormalize(v) for v in random(seed, s, k, p)])
-        if k
-        else torch.zeros(s, 0, p).double()
-    )
+    basis = torch.stack([orthonormalize(v) for v in random(seed, s, k, p)])
     g, h = random(seed + 1, s, p), random(seed + 2, s, p)
     projected = project_out(g, basis)
     torch.testing.assert_close(project_out(projected, basis), projected, atol=1e-12, rtol=0)
     torch.testing.assert_close(inner(projected, h), inner(g, project_out(h, basis)))
-    assert (basis @ projected.unsqueeze(-1)).abs().amax().item() < 1e-12 if k else True
+    assert (basis @ projected.unsqueeze(-1)).abs().sum() < 1e-11
     assert (inner(projected, projected) <= inner(g, g) + 1e-12).all()
 
 

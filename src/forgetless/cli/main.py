@@ -204,6 +204,8 @@ def _save_picture(traces: list[Trace], folder: Path) -> Path:
     return picture
 
 
+_INTERRUPTED = 130
+
 # The base of typer's own errors, wherever the installed version keeps it.
 _UsageError: type[Exception] = next(
     c
@@ -217,9 +219,12 @@ def main(arguments: list[str] | None = None) -> None:
     command = typer.main.get_command(app)
     try:
         result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
+        # Ctrl-C arrives as a result or as Abort, depending on the version of typer.
+        if result == _INTERRUPTED:
+            raise KeyboardInterrupt
         sys.exit(result if isinstance(result, int) else 0)
-    except (KeyboardInterrupt, typer.Abort):  # the parser turns the first into the second
-        _fail("interrupted; what was finished is kept in the run's folder", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; what was finished is kept in the run's folder", _INTERRUPTED)
     except TrainingError as error:
         _fail(str(error), 1)
     except (ForgetlessError, OSError) as error:

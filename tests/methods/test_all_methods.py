@@ -1,0 +1,159 @@
+"""One table of methods, the same checks for each: what every method must do, whoever drives it."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from forgetless import (
+    AGEM,
+    EWC,
+    GEM,
+    GEMNT,
+    OGD,
+    PCAOGD,
+    SGD,
+    ConfigError,
+    Joint,
+    Training,
+    TrainingError,
+    fit,
+)
+from forgetless.methods import METHODS, MethodOptions, build_method
+
+TABLE = {
+    "sgd": SGD(),
+    "joint": Joint(batch_size=16),
+    "ewc": EWC(strength=5.0),
+    "ewc, released": EWC(strength=5.0, fisher="released"),
+    "a-gem": AGEM(memory=20, batch_size=16),
+    "a-gem, released": AGEM(memory=20, batch_size=16, heads="released"),
+    "gem": GEM(memory=20),
+    "gem, margin": GEM(memory=20, margin=0.5),
+    "gem-nt": GEMNT(memory=20),
+    "ogd": OGD(samples=15),
+    "pca-ogd": PCAOGD(components=15, samples=60),
+    "pca-ogd, centred": PCAOGD(components=15, samples=60, centred=True),
+    "pca-ogd, by share": PCAOGD(components=0.9, samples=60),
+}
+every_method = pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
+TRAINING = Training(lr=0.05, epochs=3, dtype="float64")
+
+
+def test_the_table_has_every_method():
+    assert {m.name for m in TABLE.values()} == set(METHODS)
+
+
+@every_method
+def test_learns_and_leaves_a_whole_accuracy_matrix(method, digits):
+    trace = fit(digits, method, seeds=[3], training=replace(TRAINING, lr=0.2, epochs=8))
+    lower = np.tril(np.ones((3, 3), bool))
+    assert np.isfinite(trace.accuracy[0][lower]).all()
+    assert np.isnan(trace.accuracy[0][~lower]).all()
+    assert (np.diagonal(trace.accuracy[0]) > 40).all()  # chance is 10
+    assert trace.status == "complete"
+
+
+@every_method
+def test_heads_of_other_tasks_stay_as_they_are(method, split_digits):
+    trace = fit(split_digits, method, seeds=1, training=TRAINING)
+    first, last = trace.weights(0, 0), trace.weights(0, 2)
+    torch.testing.assert_close(first["head.weight"][:2], last["head.weight"][:2])
+    # "released" is the one that stops training heads after the first task.
+    trained = not torch.equal(first["head.weight"][4:], last["head.weight"][4:])
+    assert trained == (getattr(method, "heads", "own") == "own")
+
+
+@every_method
+def test_same_seed_same_numbers_bit_for_bit(method, digits):
+    training = replace(TRAINING, epochs=1, dtype="float32")
+    one, two = (fit(digits, method, seeds=[5], training=training) for _ in range(2))
+    np.testing.assert_array_equal(one.accuracy, two.accuracy)
+    for name, weight in one.weights(5, 2).items():
+        assert torch.equal(weight, two.weights(5, 2)[name]), name
+
+
+@every_method
+def test_a_seed_does_not_know_which_seeds_it_ran_beside(method, digits):
+    training = replace(TRAINING, epochs=1)
+    alone = fit(digits, method, seeds=[4], training=training)
+    beside = fit(digits, method, seeds=[1, 4, 0], training=replace(training, seeds_together=3))
+    np.testing.assert_allclose(alone.accuracy[0], beside.accuracy[1])
+    for name, weight in alone.weights(4, 2).items():
+        torch.testing.assert_close(weight, beside.weights(4, 2)[name], atol=1e-9, rtol=1e-7)
+
+
+@every_method
+def test_nothing_happens_before_the_first_task_is_over(method, digits):
+    """Until something is remembered, every method is plain SGD."""
+    theta = torch.randn(2, 30)
+    g = torch.randn(2, 30)
+
+    def no_memory(*_args, **_options):
+        raise AssertionError("no memory gradient can be asked for before there is a memory")
+
+    state = method.init(theta)
+    torch.testing.assert_close(method.update(g, state, theta, no_memory), g)
+    assert all(len(t) == 2 for t in state.tensors().values())
+
+
+@every_method
+def test_broken_gradients_are_reported_with_the_step(method, digits):
+    class Explodes(torch.nn.Module):
+        """Gives NaN from its fifth training batch on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.calls.add_(1)
+            return self.net(x) / (self.calls < 5)
+
+    message = "NaN or infinite at step 5 of task 1, seed 7"
+    with pytest.raises(TrainingError, match=message):
+        fit(digits, method, Explodes, seeds=[7], training=TRAINING)
+
+
+@every_method
+def test_hyperparameters_are_frozen(method):
+    for field in fields(method):
+        with pytest.raises(FrozenInstanceError):
+            setattr(method, field.name, 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_built_by_name_from_options(name):
+    options = MethodOptions(memory=7, samples=50, ewc_strength=3.0)
+    method = build_method(name, options)
+    assert method.name == name
+    kept = {"ogd": "samples", "pca-ogd": "components"}.get(name, "memory")
+    assert getattr(method, kept, 7) == 7
+    assert getattr(method, "strength", 3.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Joint(batch_size=0), "batch_size must be at least 1, not 0"),
+        (lambda: EWC(strength=-1), "strength must be at least 0"),
+        (lambda: EWC(fisher="median"), "'mean' or 'released', not 'median'"),
+        (lambda: AGEM(memory=0), "memory must be at least 1"),
+        (lambda: AGEM(batch_size=0), "batch_size must be at least 1"),
+        (lambda: AGEM(heads="none"), "own or released"),
+        (lambda: GEM(memory=0), "memory must be at least 1"),
+        (lambda: GEM(margin=-0.1), "margin must be at least 0"),
+        (lambda: GEMNT(memory=0), "memory must be at least 1"),
+        (lambda: OGD(samples=0), "samples must be at least 1"),
+        (lambda: PCAOGD(components=0), "components must be a count"),
+        (lambda: PCAOGD(components=1.0), "share in"),
+        (lambda: PCAOGD(samples=0), "samples must be at least 1"),
+        (lambda: build_method("nope", MethodOptions()), "unknown method 'nope'"),
+    ],
+)
+def test_impossible_hyperparameters_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,237 @@
+"""The command, as a person or a script uses it: in a process of its own where that matters."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from forgetless import load_trace
+from forgetless.cli import main
+
+QUICK = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10"]
+RUN = ["run", "rotated-digits", "--method", "pca-ogd", *QUICK, "--memory", "5", "--samples", "20"]
+
+
+def forgetless(arguments, capsys):
+    """Exit status, stdout and stderr of a command."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return stopped.value.code, out, err
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Work in an empty folder, so that default folders are looked at too."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_run_shows_a_table_and_leaves_a_trace_and_a_picture(capsys, tmp_path):
+    status, out, err = forgetless(RUN, capsys)
+    assert status == 0
+    assert err == ""
+    for word in ("0°", "15°", "when learned", "A_T", "F_T", "Results are in"):
+        assert word in out
+    folder = tmp_path / "runs" / "rotated-digits-pca-ogd"
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert load_trace(folder).config["memory"] == 5
+    forgetless(RUN, capsys)
+    assert (tmp_path / "runs" / "rotated-digits-pca-ogd-2" / "trace.json").is_file()
+
+
+def test_json_is_one_object_with_the_promised_fields(capsys):
+    status, out, _ = forgetless([*RUN, "--seeds", "3,7", "--json", "--out", "here"], capsys)
+    assert status == 0
+    result = json.loads(out)
+    assert set(result) == {
+        "scenario", "method", "seeds", "average_accuracy", "forgetting", "accuracy", "seconds",
+        "config", "out",
+    }  # fmt: skip
+    assert (result["scenario"], result["method"], result["out"]) == (
+        "rotated-digits",
+        "pca-ogd",
+        "here",
+    )
+    assert result["seeds"] == [3, 7]
+    accuracy = result["accuracy"]
+    assert np.shape(accuracy) == (2, 2, 2)
+    assert accuracy[0][0][1] is None
+    final = [np.mean(matrix[1]) for matrix in accuracy]
+    assert result["average_accuracy"]["per_seed"] == pytest.approx(final)
+    assert result["average_accuracy"]["mean"] == pytest.approx(np.mean(final))
+    assert result["average_accuracy"]["std"] == pytest.approx(np.std(final))
+    drop = [max(m[0][0], m[1][0]) - m[1][0] for m in accuracy]
+    assert result["forgetting"]["per_seed"] == pytest.approx(drop)
+    assert result["config"]["samples"] == 20
+    assert result["seconds"] > 0
+
+
+def test_compare_puts_methods_side_by_side(capsys, tmp_path):
+    arguments = ["compare", "rotated-digits", "--methods", "sgd, ogd", *QUICK, "--memory", "5"]
+    status, out, _ = forgetless([*arguments, "--out", "both"], capsys)
+    assert status == 0
+    assert "sgd" in out
+    assert "ogd" in out
+    assert (tmp_path / "both" / "accuracy.png").is_file()
+    status, out, _ = forgetless([*arguments, "--out", "json", "--json"], capsys)
+    results = json.loads(out)
+    assert [r["method"] for r in results] == ["sgd", "ogd"]
+    written = json.loads((tmp_path / "json" / "comparison.json").read_text())
+    assert written == results
+    assert load_trace(tmp_path / "json" / "ogd").method == "ogd"
+
+
+def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("dear diary")
+    status, _, err = forgetless([*RUN, "--out", "mine", "--overwrite"], capsys)
+    assert status == 2
+    assert "not a run's" in err
+    assert (tmp_path / "mine" / "diary.txt").read_text() == "dear diary"
+    assert forgetless([*RUN, "--out", "a"], capsys)[0] == 0
+    before = (tmp_path / "a" / "trace.json").stat().st_mtime_ns
+    status, _, err = forgetless([*RUN, "--out", "a"], capsys)
+    assert (status, (tmp_path / "a" / "trace.json").stat().st_mtime_ns) == (2, before)
+    assert "--overwrite" in err
+    assert forgetless([*RUN, "--out", "a", "--overwrite"], capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "rotated-dogs", "--method", "sgd"], "unknown scenario 'rotated-dogs'"),
+        (["run", "rotated-digits"], "Missing option '--method'"),
+        (["run", "rotated-digits", "--method", "adam"], "unknown method 'adam'"),
+        (["run", "rotated-digits", "--method", "sgd", "--sepoch", "3"], "No such option: --sepoch"),
+        (["run", "rotated-digits", "--method", "sgd", "--epochs", "many"], "'--epochs'"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--epochs", "0"],
+            "epochs must be at least 1",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--lr", "nan"],
+            "lr must be a positive number",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--tasks", "0"],
+            "--tasks must be at least 1",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "ogd", "--memory", "0"],
+            "samples must be at least 1",
+        ),
+        (["run", "rotated-digits", "--method", "sgd", "--model", "gpt"], "unknown model 'gpt'"),
+        (["run", "rotated-digits", "--method", "sgd", "--seeds", "none"], "--seeds must be"),
+        (["run", "rotated-digits", "--method", "sgd", "--device", "abacus"], "cannot be used"),
+        (["run", "rotated-digits", "--method", "sgd", "--keep", "it"], "--keep must be"),
+        (["run", "rotated-digits", "--method", "sgd", "--data", "nowhere"], "nowhere"),
+        (["run", "rotated-mnist", "--method", "sgd", "--data", "empty"], "mnist"),
+        (["compare", "rotated-digits", "--methods", "sgd,sgd"], "--methods must be"),
+        (["compare", "rotated-digits", "--methods", ","], "--methods must be"),
+        (["compare", "rotated-digits", "--methods", "sgd,adam"], "unknown method 'adam'"),
+        (["data", "fetch", "dogs"], "dogs"),
+        (["dance"], "No such command 'dance'"),
+        (["run", "rotated-digits", "--method", "sgd", "--out", "file/inside"], "file is a file"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_2(arguments, sentence, capsys, tmp_path, monkeypatch):
+    (tmp_path / "empty" / "mnist").mkdir(parents=True)
+    (tmp_path / "empty" / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"truncated")
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = forgetless(arguments, capsys)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("forgetless: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_diverged_training_is_status_1(capsys):
+    status, _, err = forgetless([*RUN, "--lr", "1e30"], capsys)
+    assert status == 1
+    assert "NaN or infinite at step" in err
+
+
+def test_list_names_everything(capsys):
+    status, out, _ = forgetless(["list"], capsys)
+    assert status == 0
+    for name in ("rotated-digits", "permuted-mnist", "split-cifar100", "gem-nt", "joint", "lenet"):
+        assert name in out
+
+
+def test_data_shows_what_is_on_disk(capsys):
+    status, out, _ = forgetless(["data"], capsys)
+    assert status == 0
+    for name in ("digits", "mnist", "fashion-mnist", "cifar100"):
+        assert name in out
+
+
+def test_data_finds_what_is_there(capsys, real_data):
+    status, out, _ = forgetless(["data", "fetch", "mnist", "--data", real_data], capsys)
+    assert status == 0
+    assert str(real_data) in out
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["compare"], ["list"], ["data"], ["data", "fetch"]]
+)
+def test_help_is_help(command, capsys):
+    status, out, err = forgetless([*command, "--help"], capsys)
+    assert status == 0
+    assert "Usage: forgetless" in out
+    assert err == ""
+
+
+def test_help_shows_every_setting_with_its_default(capsys):
+    _, out, _ = forgetless(["run", "--help"], capsys)
+    for option in (
+        "--tasks", "--step-degrees", "--train-per-class", "--epochs", "--batch-size", "--lr",
+        "--memory", "--samples", "--seeds", "--data", "--out", "--device", "--json",
+    ):  # fmt: skip
+        assert f"{option} " in out or f"{option}\n" in out, option
+    text = " ".join(out.split())
+    assert "[default: 10, 5 for split-*mnist, 50 for *-cifar100]" in text
+
+
+def test_without_arguments_it_says_what_it_can_do(capsys):
+    status, out, _ = forgetless([], capsys)
+    assert status == 0
+    assert "compare" in out
+
+
+def test_version(capsys):
+    from forgetless import __version__
+
+    assert forgetless(["--version"], capsys)[:2] == (0, f"{__version__}\n")
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_what_was_finished(tmp_path):
+    command = [sys.executable, "-m", "forgetless", "run", "rotated-digits", "--method", "sgd"]
+    command += ["--tasks", "40", "--epochs", "5", "--json", "--out", "stopped"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    record = tmp_path / "stopped" / "trace.json"
+    deadline = time.monotonic() + 60
+    while not record.is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert "interrupted" in err
+    trace = load_trace(tmp_path / "stopped")
+    assert trace.status == "interrupted"
+    learned = int(np.isfinite(np.diagonal(trace.accuracy[0])).sum())
+    assert 0 < learned < 40
+    assert trace.weights(0, learned - 1)
