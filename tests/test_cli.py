@@ -115,7 +115,7 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
         ),
         (
             ["run", "rotated-digits", "--method", "sgd", "--lr", "nan"],
-            "lr must be a positive number",
+            "--lr must be a finite number",
         ),
         (
             ["run", "rotated-digits", "--method", "sgd", "--tasks", "0"],
@@ -136,7 +136,24 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
         (["compare", "rotated-digits", "--methods", "sgd,adam"], "unknown method 'adam'"),
         (["data", "fetch", "dogs"], "dogs"),
         (["dance"], "No such command 'dance'"),
-        (["run", "rotated-digits", "--method", "sgd", "--out", "file/inside"], "file is a file"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--out", "file/inside"],
+            "cannot be made: Not a directory",
+        ),
+        (["run", "rotated-digits", "--method", "sgd", "--out", "file"], "it is a file"),
+        (["run", "rotated-digits", "--method", "sgd", "--step-degrees", "nan"], "a finite number"),
+        (["run", "rotated-digits", "--method", "gem", "--gem-margin", "inf"], "a finite number"),
+        (["run", "rotated-digits", "--method", "sgd", "--lr", "1e300"], "lr must be a positive"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--hidden", "1000000000000"],
+            "cannot be made",
+        ),
+        (["run", "rotated-digits", "--method", "sgd", "--seeds", "9" * 30], "--seeds must be"),
+        (["run", "rotated-digits", "--method", "sgd", "--seeds", "1000000"], "--seeds must be"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--model", "lenet", "--batch-size", "1"],
+            "cannot train on 1 at a time",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence_and_status_2(arguments, sentence, capsys, tmp_path, monkeypatch):
@@ -154,10 +171,43 @@ def test_mistakes_are_one_sentence_and_status_2(arguments, sentence, capsys, tmp
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_diverged_training_is_status_1(capsys):
+@pytest.mark.parametrize(
+    "mistake",
+    [["--hidden", "0"], ["--model", "gpt"], ["--device", "abacus"], ["--freeze", "zzz"],
+     ["--tasks", "0"], ["--data", "nowhere"], ["--train-per-class", "99999"]],
+)  # fmt: skip
+def test_overwriting_waits_until_the_settings_are_known_to_be_good(mistake, capsys, tmp_path):
+    assert forgetless([*RUN, "--out", "a"], capsys)[0] == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert forgetless([*RUN, "--out", "a", "--overwrite", *mistake], capsys)[0] == 2
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_overwriting_leaves_other_files_alone(capsys, tmp_path):
+    assert forgetless([*RUN, "--out", "a"], capsys)[0] == 0
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    assert forgetless([*RUN, "--out", "a", "--overwrite"], capsys)[0] == 0
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+
+
+def test_odd_names_are_shown_as_they_are(capsys):
+    status, out, _ = forgetless([*RUN, "--out", "x[/]y[lr]"], capsys)
+    assert status == 0
+    assert "x[/]y[lr]" in out
+
+
+def test_two_runs_that_start_together_get_two_folders(tmp_path):
+    command = [sys.executable, "-m", "forgetless", *RUN, "--json"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    assert len({result["out"] for result in results}) == 2
+
+
+def test_diverged_training_is_status_1(capsys, tmp_path):
     status, _, err = forgetless([*RUN, "--lr", "1e30"], capsys)
     assert status == 1
     assert "NaN or infinite at step" in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_list_names_everything(capsys):

@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless import OGD, SGD, ConfigError, TensorScenario, Training, fit, scenario
+from forgetless import (
+    EWC,
+    GEM,
+    OGD,
+    PCAOGD,
+    SGD,
+    ConfigError,
+    TensorScenario,
+    Training,
+    TrainingError,
+    fit,
+    scenario,
+)
 from tests.conftest import blobs
 
 TRAINING = Training(lr=0.05, epochs=2, batch_size=8)
@@ -153,6 +165,95 @@ def test_progress_goes_from_nothing_to_everything():
     assert (seen[-1].task, seen[-1].tasks, seen[-1].epoch, seen[-1].seeds) == (2, 2, 2, (1,))
 
 
+def test_dropout_leaves_seeds_independent():
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    training = replace(TRAINING, seeds_together=2)
+    alone = fit(blobs(), SGD(), network, seeds=[1], training=training)
+    beside = fit(blobs(), SGD(), network, seeds=[0, 1], training=training)
+    assert torch.equal(alone.weights(1, 1)["0.weight"], beside.weights(1, 1)["0.weight"])
+
+
+def test_every_sample_is_trained_on_unless_batch_norm_forbids():
+    """25 samples in batches of 8 and one of 1: the single one counts too."""
+    steps = []
+
+    class Counts(nn.Linear):
+        def forward(self, x):
+            if self.training:
+                steps.append(len(x))
+            return super().forward(x)
+
+    fit(blobs(n=25), SGD(), lambda: Counts(6, 3), training=replace(TRAINING, epochs=1))
+    assert sorted(steps[:4]) == [1, 8, 8, 8]
+
+
+class Scalar(nn.Module):
+    """A model with a parameter of no dimension and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("note", torch.zeros(2), persistent=False)
+
+    def forward(self, x):
+        return self.scale * self.out(x) / x.std(1, keepdim=True)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_unusual_models(together):
+    training = replace(TRAINING, seeds_together=together)
+    trace = fit(blobs(), PCAOGD(5, 10), Scalar, seeds=2, training=training)
+    assert "note" not in trace.weights(0, 1)
+    Scalar().load_state_dict(trace.weights(0, 1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.cell = kind(2, 5, batch_first=True)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(input=self.cell(x.view(len(x), 3, 2))[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("method", [OGD(4), PCAOGD(4, 8), EWC(1.0)], ids=lambda m: m.name)
+def test_recurrent_models(kind, method):
+    fit(blobs(), method, lambda: Recurrent(kind), training=TRAINING)
+
+
+def test_tasks_whose_features_have_no_rank():
+    """One sample, centred: nothing is left to protect, and nothing breaks."""
+    pair = torch.randn(1, 6), torch.tensor([0])
+    tasks = TensorScenario([(pair, pair), (pair, pair)])
+    trace = fit(tasks, PCAOGD(5, 5, centred=True), lambda: nn.Linear(6, 1), training=TRAINING)
+    assert trace.memory(0)["directions"].shape == (0, 7)
+
+
+def test_gem_that_diverges_says_so():
+    tasks = blobs(n=8)
+    loud = TensorScenario(
+        [
+            ((1e20 * tasks.task(t, [0]).train.inputs, tasks.task(t, [0]).train.labels),) * 2
+            for t in (0, 1)
+        ]
+    )
+    with pytest.raises(TrainingError, match="NaN or infinite at step"):
+        fit(loud, GEM(4), lambda: nn.Linear(6, 3), training=replace(TRAINING, lr=1e20))
+
+
+class TwoOutputs(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -165,6 +266,8 @@ def test_progress_goes_from_nothing_to_everything():
         ({"model": nn.Linear(5, 3)}, r"does not take inputs of shape \(6,\)"),
         ({"model": nn.Linear(6, 4)}, "must give 3 outputs per sample"),
         ({"model": nn.Flatten()}, "no trainable parameters"),
+        ({"model": lambda: TwoOutputs()}, "one tensor of outputs, not a tuple"),
+        ({"seeds": "all"}, "seeds must be"),
         ({"model": lambda: "a network"}, "model must be a torch.nn.Module"),
         ({"training": Training(freeze="nowhere")}, "freeze must be the beginning"),
         ({"heads": ["nowhere"]}, "heads must be the beginning"),
@@ -197,7 +300,7 @@ def test_weights_that_are_nan_from_the_start_are_refused():
 
 def test_rotated_mnist_for_real(real_data):
     """A shorter run of the paper's benchmark: SGD forgets, PCA-OGD less."""
-    from forgetless import PCAOGD, average_accuracy
+    from forgetless import average_accuracy
 
     tasks = scenario("rotated-mnist", data=real_data, tasks=3, step_degrees=25, train_per_class=200)
     training = Training(lr=1e-2, epochs=3)

@@ -33,9 +33,10 @@ ALLOWED = {
     "config": {"data", "errors", "methods", "models", "options", "training"},
     "runs": {"config", "data", "errors", "fit", "methods", "models", "trace", "training"},
     "report": {"linalg", "metrics", "tangent", "trace"},
+    "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "cli": {
-        "config", "data", "errors", "methods", "models", "report", "runs", "trace", "training",
-        "version",
+        "config", "data", "errors", "fit", "methods", "models", "report", "runs", "theory", "trace",
+        "training", "version",
     },
 }  # fmt: skip
 

@@ -110,6 +110,12 @@ def test_top_eigenpairs_leave_noise_out():
     assert top_eigenpairs(torch.zeros(4, 4), 2)[0].shape == (0,)
 
 
+def test_what_is_noise_depends_on_the_precision_of_the_vectors():
+    gram = torch.diag(torch.tensor([1.0, 1e-9, 1e-30], dtype=torch.float64))
+    assert len(top_eigenpairs(gram, None, dtype=torch.float32)[0]) == 1
+    assert len(top_eigenpairs(gram, None, dtype=torch.float64)[0]) == 2
+
+
 @given(seeds, st.integers(1, 5), st.integers(1, 6))
 def test_projection_on_the_span_of_any_vectors_is_least_squares(seed, s, k):
     vectors = random(seed, s, k, 9)
@@ -159,6 +165,16 @@ def test_cone_of_one_reference_is_a_halfspace(seed):
     g, reference = random(seed, 3, 7), random(seed + 1, 3, 7)
     result = project_cone(g, reference.unsqueeze(1))
     torch.testing.assert_close(result, project_halfspace(g, reference))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-25])
+def test_short_references_count_as_much_as_long_ones(scale):
+    g = torch.tensor([-1.0, 1.0, 0.0])
+    references = torch.tensor([[scale, 0, 0], [0, 1, 0]])
+    expected = torch.tensor([0.0, 1.0, 0.0])
+    torch.testing.assert_close(project_cone(g, references), expected)
+    torch.testing.assert_close(project_halfspace(g, references[0]), expected)
+    torch.testing.assert_close(project_out_span(g, references[:1]), expected)
 
 
 def test_cone_with_equal_and_zero_references():

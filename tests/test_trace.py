@@ -53,6 +53,32 @@ def test_a_trace_in_memory_has_the_same_parts_and_can_be_saved(tmp_path):
     assert files[0] == files[1]
 
 
+def test_a_trace_can_move_to_another_folder(tmp_path):
+    trained(tmp_path / "a")
+    moved = load_trace(tmp_path / "a")
+    weights = moved.weights(5, 1)
+    moved.save(tmp_path / "b")
+    assert all(torch.equal(weights[n], w) for n, w in moved.weights(5, 1).items())
+    assert set(load_trace(tmp_path / "b").memory(2)) == {"directions"}
+
+
+def test_a_trace_is_not_written_over_unless_asked(tmp_path):
+    trained(tmp_path / "a")
+    with pytest.raises(TraceError, match="holds a trace already"):
+        trained(tmp_path / "a")
+    replaced = trained(tmp_path / "a", overwrite=True, keep="nothing")
+    with pytest.raises(TraceError, match="no seed-2"):
+        replaced.weights(2, 0)
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    method = OGD(samples=np.int64(4))
+    seeds = np.array([1, 2])
+    fit(blobs(), method, seeds=seeds, training=TRAINING, out=tmp_path / "a")
+    assert load_trace(tmp_path / "a").config["method"]["samples"] == 4
+    assert fit(blobs(), SGD(), seeds=np.int64(2), training=TRAINING).seeds == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("method", "parts"),
     [
@@ -125,6 +151,7 @@ def test_an_interruption_before_the_first_task_leaves_nothing(tmp_path):
         (b"\xff\xfe", "cannot be read"),
         (b'{"format": 99}', "has format 99; this version reads 1"),
         (b"[" * 100_000, "cannot be read"),
+        (b'{"format": 1, "seeds": [Infinity], "tasks": ["a"]}', "is not a trace"),
     ],
 )
 def test_what_is_not_a_trace_is_named(tmp_path, content, message):

@@ -12,6 +12,8 @@ from forgetless.fit import fit
 from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
 from forgetless.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
 from forgetless.runs import scenario
+from forgetless.tangent import tangent_features
+from forgetless.theory import Forecast, forecast
 from forgetless.trace import Trace, load_trace
 from forgetless.training import Progress, Training
 from forgetless.version import __version__
@@ -26,6 +28,7 @@ __all__ = [
     "SGD",
     "ConfigError",
     "DataError",
+    "Forecast",
     "ForgetlessError",
     "Joint",
     "Method",
@@ -41,8 +44,10 @@ __all__ = [
     "average_accuracy",
     "backward_transfer",
     "fit",
+    "forecast",
     "forgetting",
     "forward_transfer",
     "load_trace",
     "scenario",
+    "tangent_features",
 ]

@@ -1,5 +1,6 @@
 """The configuration of a run: every setting, its default, and the presets of the benchmarks."""
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatch
 from typing import Any, final
@@ -11,6 +12,7 @@ from forgetless.models import ModelOptions
 from forgetless.options import option
 from forgetless.training import Training
 
+_MOST_SEEDS = 1000
 PROTOCOLS = ("corrected", "released")
 
 
@@ -32,12 +34,14 @@ class Config(MethodOptions, Training, ModelOptions, ScenarioOptions):
     def seed_list(self) -> tuple[int, ...]:
         """The seeds as numbers."""
         text = str(self.seeds).strip()
-        accepted = "a count such as 5, or distinct seeds such as 3,7"
+        accepted = f"a count up to {_MOST_SEEDS} such as 5, or distinct seeds such as 3,7"
         parts = [part.strip() for part in text.split(",") if part.strip()]
         numeric = bool(parts) and all(part.isascii() and part.isdigit() for part in parts)
         require(numeric, "--seeds", text, accepted)
+        require(all(len(part) < 10 for part in parts), "--seeds", text, accepted)
+        require("," in text or int(text) <= _MOST_SEEDS, "--seeds", text, accepted)
         seeds = tuple(map(int, parts)) if "," in text else tuple(range(int(text)))
-        valid = bool(seeds) and len(set(seeds)) == len(seeds) and max(seeds) < 2**32
+        valid = bool(seeds) and len(set(seeds)) == len(seeds)
         require(valid, "--seeds", text, accepted)
         return seeds
 
@@ -84,10 +88,12 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}; there are {', '.join(known)}")
+        flag = "--" + name.replace("_", "-")
         choices = known[name].metadata.get("choices", ())
         if choices:
-            flag = "--" + name.replace("_", "-")
             require(value in choices, flag, value, " or ".join(choices))
+        if isinstance(value, float):
+            require(math.isfinite(value), flag, value, "a finite number")
     tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
     settings: dict[str, Any] = {}
     for table in tables:
@@ -101,8 +107,11 @@ def describe_default(name: str) -> str:
     """The default of a setting and the scenarios that have another one, for people."""
     default = next(f.default for f in fields(Config) if f.name == name)
     others = [f"{_shown(preset[name])} for {p}" for p, preset in PRESETS if name in preset]
-    released = [_shown(preset[name]) for _, preset in RELEASED if name in preset]
-    protocol = [f"{value} with --protocol released" for value in released]
+    protocol = [
+        f"{_shown(preset[name])} with --protocol released" + ("" if p == "*" else f" for {p}")
+        for p, preset in RELEASED
+        if name in preset
+    ]
     return ", ".join([_shown(default), *others, *protocol])
 
 

@@ -2,15 +2,17 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from forgetless.data import Scenario, Split
 from forgetless.errors import ConfigError, require
@@ -20,7 +22,7 @@ from forgetless.models import HEAD, ModelOptions, build_model
 from forgetless.network import Network
 from forgetless.provenance import versions
 from forgetless.streams import global_stream
-from forgetless.trace import Trace
+from forgetless.trace import Trace, make_room
 from forgetless.training import Observer, Progress, Training
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -37,6 +39,7 @@ def fit(
     device: str | torch.device = "auto",
     heads: Sequence[str] | None = None,
     out: str | Path | None = None,
+    overwrite: bool = False,
     keep: Keep = "all",
     config: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
@@ -55,6 +58,7 @@ def fit(
         heads: where tasks have outputs of their own, what the names of the last layer's parameters
             start with; by default "head", or else the last layer that has parameters.
         out: folder for the trace, written after every task; None keeps it in memory.
+        overwrite: replace a trace that `out` holds already; otherwise it is refused.
         keep: "all" (weights after each task and the method's memory), "weights", or "nothing".
         config: settings to note in the trace instead of those given here.
         observer: called with the progress.
@@ -63,7 +67,12 @@ def fit(
         the trace, complete. When interrupted, the trace in `out` holds what was finished.
     """
     training = training or Training()
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    try:
+        chosen = tuple(map(index, seeds if isinstance(seeds, Iterable) else range(index(seeds))))
+    except TypeError:
+        raise ConfigError(
+            f"seeds must be a count or a list of whole numbers, not {seeds!r}"
+        ) from None
     distinct = bool(chosen) and len(set(chosen)) == len(chosen) and min(chosen) >= 0
     require(distinct, "seeds", seeds, "at least one, distinct, none negative")
     require(keep in ("all", "weights", "nothing"), "keep", keep, "all, weights or nothing")
@@ -80,22 +89,34 @@ def fit(
         timings=dict.fromkeys(("total", "training", "consolidation", "evaluation"), 0.0),
         path=None if out is None else Path(out),
     )
-    together = training.seeds_together or (len(chosen) if where.type == "cuda" else 1)
-    groups = [chosen[i : i + together] for i in range(0, len(chosen), together)]
+    groups = _groups(chosen, training, where, _make_model(model, scenario, chosen[0]))
     try:
         for number, group in enumerate(groups):
             learner = _learner(scenario, method, model, group, training, heads, where)
+            if number == 0 and trace.path is not None:
+                make_room(trace.path, overwrite=overwrite)
             run = _Run(scenario, learner, training, trace, keep, number, len(groups), observer)
             with global_stream(group[0], "training"):
                 run.learn_all()
         trace.status = "complete"
         trace.save_record()
-    except KeyboardInterrupt:
-        trace.status = "interrupted"
+    except BaseException as error:
+        trace.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         if np.isfinite(trace.accuracy).any():
             trace.save_record()
         raise
     return trace
+
+
+def _groups(
+    seeds: tuple[int, ...], training: Training, device: torch.device, module: nn.Module
+) -> list[tuple[int, ...]]:
+    """The seeds that train together in one batched program."""
+    together = training.seeds_together or (len(seeds) if device.type == "cuda" else 1)
+    # What dropout draws for a seed would depend on the seeds beside it.
+    if any(isinstance(m, _DropoutNd) for m in module.modules()):
+        together = 1
+    return [seeds[i : i + together] for i in range(0, len(seeds), together)]
 
 
 @final
@@ -191,12 +212,13 @@ def _learner(
     """Networks for a group of seeds, checked against the scenario, and their learner."""
     modules = [_make_model(model, scenario, seed) for seed in seeds]
     frozen = tuple(part.strip() for part in training.freeze.split(",") if part.strip())
+    heads = (heads,) if isinstance(heads, str) else heads
     free = tuple(heads) if heads is not None else _last_layer(modules[0])
     for argument, prefixes in (("freeze", frozen), ("heads", free)):
         for prefix in prefixes:
             known = any(n.startswith(prefix) for n, _ in modules[0].named_parameters())
             require(known, argument, prefix, "the beginning of a parameter's name in the model")
-    has_heads = scenario.has_heads
+    has_heads = scenario.has_heads and not method.reaches_heads
     active = torch.zeros(scenario.n_tasks, scenario.n_outputs, dtype=torch.bool)
     for t in range(scenario.n_tasks):
         active[t, scenario.classes(t)] = True
@@ -208,7 +230,9 @@ def _learner(
         device=device,
         dtype=getattr(torch, training.dtype),
     )
-    network.check_outputs(torch.zeros(len(seeds), 2, *scenario.input_shape).to(network.theta))
+    first = scenario.task(0, seeds).train
+    few = torch.arange(min(2, len(first))).expand(len(seeds), -1)
+    network.check_outputs(first.take(few)[0].to(network.theta))
     return Learner(
         network,
         method,
@@ -222,9 +246,14 @@ def _learner(
 
 def _make_model(model: ModelSource | None, scenario: Scenario, seed: int) -> nn.Module:
     with global_stream(seed, "initial weights"):
-        if model is None:
-            return build_model(ModelOptions(), scenario.input_shape, scenario.n_outputs)
-        made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        try:
+            if model is None:
+                made = build_model(ModelOptions(), scenario.input_shape, scenario.n_outputs)
+            else:
+                made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        except (RuntimeError, MemoryError) as error:
+            reason = str(error).splitlines()[0] if str(error) else "not enough memory"
+            raise ConfigError(f"the model cannot be made: {reason}") from error
     require(
         isinstance(made, nn.Module), "model", made, "a torch.nn.Module or a function making one"
     )

@@ -5,6 +5,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.data import Scenario, Split
 from forgetless.driver import LearnedTask, MemoryGradient, batch_of, choose
@@ -51,6 +52,7 @@ class Learner:
         self.eval_mode_after = eval_mode_after
         self.state: State = method.init(self._protected())
         self.steps = 0
+        self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]
         self._loss_grad = MemoryGradient(
@@ -74,7 +76,7 @@ class Learner:
     def _epoch(self, order: Tensor) -> tuple[Tensor, ...]:
         batches: tuple[Tensor, ...] = order.split(self.batch_size, dim=1)
         # Batch norm cannot train on one sample: a last batch of one waits for the next epoch.
-        if len(batches) > 1 and self.batch_size > 1 and batches[-1].shape[1] == 1:
+        if self._needs_neighbours and len(batches) > 1 and batches[-1].shape[1] == 1:
             batches = batches[:-1]
         return batches
 

@@ -14,8 +14,9 @@ from torch.linalg import vector_norm
 
 # A row is dependent on others when what is left of it, relative to its length, is rounding.
 _RESIDUAL_ULPS = 100.0
-# Eigenvalues of a float32 Gram matrix below this share of the largest one are noise.
-_EIGENVALUE_FLOOR = 1e-7
+# Eigenvalues of a Gram matrix below this many precisions of its vectors, times the largest one,
+# are noise: 1e-7 of it for float32.
+_NOISE = 1.0
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -117,12 +118,15 @@ def _independent(rows: Tensor) -> Tensor:
     return rows
 
 
-def top_eigenpairs(gram: Tensor, count: int | None) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(
+    gram: Tensor, count: int | None, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of a Gram matrix and their eigenvectors, in float64.
 
     Arguments:
         gram: (n, n), symmetric positive semi-definite.
         count: how many at most; None means all. Those that are noise are left out.
+        dtype: of the vectors that the Gram matrix was made from, which decides what is noise.
 
     Returns:
         eigenvalues (k,), decreasing, and eigenvectors (n, k), on the device of `gram`.
@@ -137,7 +141,7 @@ def top_eigenpairs(gram: Tensor, count: int | None) -> tuple[Tensor, Tensor]:
         w, u = eigh(gram.numpy(), subset_by_index=(first, n - 1), check_finite=False)
         values, vectors = torch.from_numpy(w), torch.from_numpy(np.ascontiguousarray(u))
     values, vectors = values.flip(0), vectors.flip(1)
-    meaningful = values > _EIGENVALUE_FLOOR * values[:1].clamp_min(0)
+    meaningful = values > _NOISE * torch.finfo(dtype).eps * values[:1].clamp_min(0)
     keep = int(meaningful.sum()) if count is None else min(int(meaningful.sum()), count)
     return values[:keep], vectors[:, :keep]
 
@@ -151,9 +155,8 @@ def project_halfspace(g: Tensor, reference: Tensor) -> Tensor:
         g: (*, p).
         reference: r, (*, p). Where it is zero, g is returned.
     """
-    violation = inner(g, reference).clamp_max(0)
-    length = inner(reference, reference).clamp_min(torch.finfo(g.dtype).tiny)
-    return add_scaled(g, -violation / length, reference)
+    unit = _normalized(reference)  # a short reference constrains as much as a long one
+    return add_scaled(g, -inner(g, unit).clamp_max(0), unit)
 
 
 def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
@@ -169,32 +172,38 @@ def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
         references: R, (*, K, p).
         margin: lower bound of the dual variables.
     """
-    p = g.shape[-1]
-    products = (references @ g.unsqueeze(-1)).squeeze(-1)  # (*, K)
-    gram = references @ references.mT  # (*, K, K)
+    unit = _normalized(references)  # so that short references are not lost in rounding
+    lengths = inner(unit, references)  # (*, K)
+    products = (unit @ g.unsqueeze(-1)).squeeze(-1)  # (*, K)
+    gram = unit @ unit.mT  # (*, K, K)
+    k = products.shape[-1]
     duals = [
-        _cone_duals(r, q, margin)
-        for r, q in zip(
-            gram.reshape(-1, *gram.shape[-2:]).double().cpu().numpy(),
-            products.reshape(-1, products.shape[-1]).double().cpu().numpy(),
+        _cone_duals(*problem)
+        for problem in zip(
+            gram.reshape(-1, k, k).double().cpu().numpy(),
+            products.reshape(-1, k).double().cpu().numpy(),
+            (margin * lengths).reshape(-1, k).double().cpu().numpy(),
             strict=True,
         )
     ]
     v = torch.from_numpy(np.stack(duals)).to(g).reshape(products.shape)
-    return g + (v.unsqueeze(-2) @ references).reshape(*g.shape[:-1], p)
+    return g + (v.unsqueeze(-2) @ unit).reshape(g.shape)
 
 
-def _cone_duals(gram: np.ndarray, products: np.ndarray, margin: float) -> np.ndarray:
-    """Argmin over v ≥ margin of ½ vᵀ G v + qᵀ v, or zero where q ≥ 0 already."""
+def _cone_duals(gram: np.ndarray, products: np.ndarray, margins: np.ndarray) -> np.ndarray:
+    """Argmin over v ≥ margins of ½ vᵀ G v + qᵀ v, or zero where q ≥ 0 already."""
+    if not (np.isfinite(gram).all() and np.isfinite(products).all()):
+        return np.full_like(products, np.nan)  # the caller sees that training broke down
     if bool((products >= 0).all()):
         return np.zeros_like(products)
     # With G = L Lᵀ (L from the eigenvectors, so that equal references do no harm) and
-    # v = w + margin it is min over w ≥ 0 of ‖Lᵀ w − b‖², L b = −(q + margin · G 1).
+    # v = w + margins it is min over w ≥ 0 of ‖Lᵀ w − b‖², L b = −(q + G · margins).
     values, vectors = np.linalg.eigh(gram)
     kept = values > np.finfo(np.float64).eps * len(values) * values[-1]
     if not kept.any():
         return np.zeros_like(products)
     root = np.sqrt(values[kept])
-    target = -(vectors[:, kept].T @ (products + margin * gram.sum(1))) / root
+    target = -(vectors[:, kept].T @ (products + gram @ margins)) / root
     solution, _ = nnls(root[:, None] * vectors[:, kept].T, target)
-    return np.asarray(solution) + margin
+    duals: np.ndarray = np.asarray(solution) + margins
+    return duals

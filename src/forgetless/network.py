@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
-from forgetless.tangent import TangentFeatures, tangent_features
+from forgetless.tangent import TangentFeatures, features_of
 
 Predicate = Callable[[str], bool]
 
@@ -60,7 +60,8 @@ class Network:
             return values.to(dtype) if values.is_floating_point() else values
 
         self.shapes = {n: tensors[0][n].shape for n in self.names}
-        self.theta = torch.cat([stacked(n).flatten(1) for n in self.names], dim=1)
+        rows = [stacked(n).reshape(len(tensors), -1) for n in self.names]
+        self.theta = torch.cat(rows, dim=1)
         self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
@@ -88,19 +89,25 @@ class Network:
             values |= {n: v.clone() for n, v in self.fixed.items()}
         if self.seeds == 1:
             only = {n: v[0] for n, v in values.items()}
-            outputs: Tensor = functional_call(self.module, only, (inputs[0],))
-            return outputs.unsqueeze(0)
+            return self._run(only, inputs[0]).unsqueeze(0)
+        return vmap(self._run, randomness="different")(values, inputs)
 
-        def run(one: dict[str, Tensor], x: Tensor) -> Tensor:
-            result: Tensor = functional_call(self.module, one, (x,))
-            return result
-
-        return vmap(run, randomness="different")(values, inputs)
+    def _run(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs = functional_call(self.module, values, (inputs,))
+        if not isinstance(outputs, Tensor):
+            kind = type(outputs).__name__
+            raise ConfigError(f"the model must return one tensor of outputs, not a {kind}")
+        return outputs
 
     def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
         """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
         theta = self.theta.detach().requires_grad_()
-        logits = self.logits(theta, samples.inputs, remember=remember)
+        try:
+            logits = self.logits(theta, samples.inputs, remember=remember)
+        except ValueError as error:  # batch norm refuses a single sample
+            raise ConfigError(
+                f"the model cannot train on {len(samples)} at a time: {error}"
+            ) from error
         losses = self._losses(logits, samples.labels, samples.tasks).mean(1)
         # Seeds do not interact, so the gradient of the sum holds each seed's own.
         return torch.autograd.grad(losses.sum(), theta)[0]
@@ -138,7 +145,7 @@ class Network:
         training = self.module.training
         self.module.eval()
         try:
-            return tangent_features(
+            return features_of(
                 self.module,
                 values,
                 samples.inputs[seed],
@@ -155,7 +162,9 @@ class Network:
         # A tied parameter has one value and several names.
         first = {p: n for n, p in reversed(list(self.module.named_parameters()))}
         every = self.module.named_parameters(remove_duplicate=False)
-        return values | {n: values[first[p]].clone() for n, p in every if n not in values}
+        values |= {n: values[first[p]].clone() for n, p in every if n not in values}
+        # Buffers that are not persistent are no part of a state_dict.
+        return {n: values[n] for n in self.module.state_dict() if n in values}
 
     def check_outputs(self, inputs: Tensor) -> None:
         """Run a few inputs (S, n, *) to see that the model takes them and has enough outputs."""
@@ -165,6 +174,8 @@ class Network:
         try:
             with torch.no_grad():
                 outputs = self.logits(self.theta, inputs)
+        except ConfigError:
+            raise
         except (RuntimeError, ValueError, TypeError) as error:
             shape = tuple(inputs.shape[2:])
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

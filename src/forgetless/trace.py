@@ -25,8 +25,9 @@ from forgetless.errors import TraceError
 
 FORMAT = 1
 _FILE = "trace.json"
+_TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-Status = Literal["running", "complete", "interrupted"]
+Status = Literal["running", "complete", "interrupted", "failed"]
 
 
 @final
@@ -97,7 +98,11 @@ class Trace:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a folder; from then on it lives there."""
+        """Write the whole trace to a folder; from then on it lives there."""
+        if self.path is not None:
+            files = (f for pattern in _TENSOR_FILES for f in self.path.glob(pattern))
+            names = [f.relative_to(self.path).as_posix() for f in files]
+            self._tensors |= {name: self._read(name) for name in names}
         self.path = Path(path)
         for name, tensors in self._tensors.items():
             self._write_tensors(name, tensors)
@@ -117,7 +122,7 @@ class Trace:
             "timings": self.timings,
             "versions": self.versions,
         }
-        text = json.dumps(record, indent=1, allow_nan=False)
+        text = json.dumps(record, indent=1, allow_nan=False, default=_plain)
         write_atomically(self.path / _FILE, lambda file: file.write_text(text, "utf-8"))
 
     def keep_weights(self, seed: int, task: int, tensors: Mapping[str, Tensor]) -> None:
@@ -166,6 +171,19 @@ def is_trace(folder: Path) -> bool:
     return (folder / _FILE).is_file()
 
 
+def make_room(folder: Path, *, overwrite: bool) -> None:
+    """Make a folder ready for a trace: one that it holds is removed if asked, and nothing else."""
+    if not is_trace(folder):
+        return
+    if not overwrite:
+        raise TraceError(f"{folder} holds a trace already; choose another folder or overwrite it")
+    (folder / _FILE).unlink(missing_ok=True)
+    for file in (f for pattern in _TENSOR_FILES for f in folder.glob(pattern)):
+        file.unlink()
+        if not any(file.parent.iterdir()):
+            file.parent.rmdir()
+
+
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read the trace of a run from its folder."""
     folder = Path(path)
@@ -194,7 +212,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         )
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{file} cannot be read: {error}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{file} is not a trace: {type(error).__name__} {error}") from error
@@ -227,6 +245,11 @@ def _spread(values: NDArray[np.float64]) -> dict[str, Any]:
         "std": float(np.std(known)) if known else None,
         "per_seed": _nulls([float(v) for v in values]),
     }
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy or torch number as a Python one, anything else in words."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _nulls(value: Any) -> Any:

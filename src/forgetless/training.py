@@ -7,6 +7,8 @@ from typing import final
 from forgetless.errors import require
 from forgetless.options import option
 
+_LARGEST_LR = 1e38  # what float32 can hold
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -32,7 +34,7 @@ class Training:
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "epochs", self.epochs, "at least 1")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require(0 < self.lr < float("inf"), "lr", self.lr, "a positive number")
+        require(0 < self.lr < _LARGEST_LR, "lr", self.lr, "a positive number")
         require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
         require(self.eval_mode_after >= 0, "eval_mode_after", self.eval_mode_after, "at least 0")
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")

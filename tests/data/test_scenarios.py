@@ -130,6 +130,25 @@ def test_unusable_tensors_are_refused(train, message):
         TensorScenario([(train, pair())])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        TensorDataset(torch.zeros(3, 2), torch.tensor([0.9, 0, 1])),  # not rounded to a class
+        TensorDataset(torch.zeros(3, 2), torch.eye(3).long()),  # one-hot
+        TensorDataset(torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(3)),  # three parts
+        torch.zeros(3, 2),
+        "a file",
+    ],
+)
+def test_unusable_datasets_are_refused(source):
+    with pytest.raises(DataError, match="training set of task 1"):
+        TensorScenario([(source, pair(shape=(2,)))])
+
+
+def test_tasks_may_come_from_a_generator():
+    assert TensorScenario((pair(), pair()) for _ in range(3)).n_tasks == 3
+
+
 def test_a_scenario_needs_tasks():
     with pytest.raises(DataError, match="at least one task"):
         TensorScenario([])

@@ -1,4 +1,4 @@
-"""The commands: run, compare, list, data."""
+"""The commands: run, compare, list, data; forecast has a file of its own."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
 from forgetless.cli.progress import RunBar
 from forgetless.config import Config, resolve
@@ -18,7 +19,7 @@ from forgetless.errors import ForgetlessError, TrainingError, require
 from forgetless.methods import METHODS, build_method
 from forgetless.models import MODELS
 from forgetless.report import comparison_table, plot_accuracy, task_table
-from forgetless.runs import COMPARISON, claim_folder, free_folder, run
+from forgetless.runs import COMPARISON, output_folder, run
 from forgetless.trace import Trace, write_atomically
 from forgetless.version import __version__
 
@@ -86,10 +87,9 @@ def run_command(
     """Learn the tasks of SCENARIO with one method and show what was forgotten."""
     config = resolve(scenario, method, **settings)
     _check(config, keep)
-    folder = out or free_folder(f"{scenario}-{method}")
-    claim_folder(folder, overwrite=overwrite)
-    trace = _train(config, data, folder, keep)
-    picture = _save_picture([trace], folder)
+    with output_folder(out, f"{scenario}-{method}", overwrite=overwrite) as folder:
+        trace = _train(config, data, folder, overwrite, keep)
+        picture = _save_picture([trace], folder)
     if as_json:
         typer.echo(json.dumps(trace.summary(), allow_nan=False))
         return
@@ -97,7 +97,10 @@ def run_command(
     console.print(task_table(trace))
     console.print(comparison_table([trace]))
     console.print(
-        f"Results are in {folder}; the accuracy matrix as a picture is {picture}", soft_wrap=True
+        f"Results are in {folder}; the accuracy matrix as a picture is {picture}",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
     )
 
 
@@ -123,25 +126,27 @@ def compare_command(
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
         _check(config, keep)
-    folder = out or free_folder(f"{scenario}-compare")
-    claim_folder(folder, overwrite=overwrite)
     traces: list[Trace] = []
-    try:
-        for config in configs:
-            traces.append(_train(config, data, folder / config.method, keep))
-    finally:
-        if traces:  # what was finished is kept, whatever stopped the rest
-            picture = _save_picture(traces, folder)
-            text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
-            write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
-            if not as_json:
-                Console().print(comparison_table(traces))
+    with output_folder(out, f"{scenario}-compare", overwrite=overwrite) as folder:
+        try:
+            for config in configs:
+                traces.append(_train(config, data, folder / config.method, overwrite, keep))
+        finally:
+            if traces:  # what was finished is kept, whatever stopped the rest
+                picture = _save_picture(traces, folder)
+                text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
+                write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
+                if not as_json:
+                    Console().print(comparison_table(traces))
     if as_json:
         typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
         return
     console = Console()
     console.print(
-        f"Results are in {folder}; the accuracy matrices as a picture are {picture}", soft_wrap=True
+        f"Results are in {folder}; the accuracy matrices as a picture are {picture}",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
     )
 
 
@@ -158,6 +163,9 @@ def list_command() -> None:
         console.print(f"[bold]{title}[/bold]")
         for name, what in entries.items():
             console.print(f"  {name:<24}{what}", highlight=False)
+
+
+app.command("forecast")(forecast_command)
 
 
 @data_app.callback(invoke_without_command=True)
@@ -192,9 +200,9 @@ def _check(config: Config, keep: str) -> None:
     build_method(config.method, config)
 
 
-def _train(config: Config, data: Path | None, folder: Path, keep: Any) -> Trace:
+def _train(config: Config, data: Path | None, folder: Path, overwrite: bool, keep: Any) -> Trace:
     with RunBar(f"{config.scenario} {config.method}") as bar:
-        return run(config, data=data, out=folder, keep=keep, observer=bar)
+        return run(config, data=data, out=folder, overwrite=overwrite, keep=keep, observer=bar)
 
 
 def _save_picture(traces: list[Trace], folder: Path) -> Path:
@@ -217,6 +225,9 @@ _UsageError: type[Exception] = next(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; one sentence and an exit status for whatever goes wrong."""
     command = typer.main.get_command(app)
+    for output in (sys.stdout, sys.stderr):  # a terminal that has no ° shows ? and goes on
+        if hasattr(output, "reconfigure"):
+            output.reconfigure(errors="replace")
     try:
         result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
         # Ctrl-C arrives as a result or as Abort, depending on the version of typer.
@@ -224,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise KeyboardInterrupt
         sys.exit(result if isinstance(result, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what was finished is kept in the run's folder", _INTERRUPTED)
+        _fail("interrupted; tasks that were finished are kept in the run's folder", _INTERRUPTED)
     except TrainingError as error:
         _fail(str(error), 1)
     except (ForgetlessError, OSError) as error:

@@ -1,5 +1,6 @@
 """The benchmarks: an image source turned into a sequence of tasks."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,8 @@ def build_scenario(
     """
     if name not in SCENARIOS:
         raise ConfigError(f"unknown scenario {name!r}; there are {', '.join(SCENARIOS)}")
+    finite = math.isfinite(options.step_degrees)
+    require(finite, "--step-degrees", options.step_degrees, "a finite number")
     require(options.tasks >= 1, "--tasks", options.tasks, "at least 1")
     require(
         options.classes_per_task >= 1, "--classes-per-task", options.classes_per_task, "at least 1"

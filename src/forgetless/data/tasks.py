@@ -115,6 +115,7 @@ class TensorScenario(Scenario):
         heads: bool = False,
         name: str = "custom",
     ) -> None:
+        tasks = list(tasks)
         if not tasks:
             raise DataError("a scenario needs at least one task")
         pairs = [
@@ -155,15 +156,24 @@ class TensorScenario(Scenario):
 
 def _tensors(source: TaskSource, what: str) -> Pair:
     """Inputs and labels as two checked tensors."""
-    if isinstance(source, Dataset):
-        samples = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
-        if not samples:
-            raise DataError(f"the {what} is empty")
-        source = (
-            torch.stack([torch.as_tensor(x) for x, _ in samples]),
-            torch.tensor([int(y) for _, y in samples]),
-        )
-    inputs, labels = (torch.as_tensor(part) for part in source)
+    try:
+        if isinstance(source, Dataset):
+            samples = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
+            if not samples:
+                raise DataError(f"the {what} is empty")
+            source = (
+                torch.stack([torch.as_tensor(x) for x, _ in samples]),
+                torch.stack([torch.as_tensor(y) for _, y in samples]),
+            )
+        inputs, labels = (torch.as_tensor(part) for part in source)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, DataError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"the {what} must be a pair of tensors, or a map-style dataset of input tensors and "
+            f"labels: {reason}"
+        ) from error
     if len(inputs) == 0:
         raise DataError(f"the {what} is empty")
     if not inputs.is_floating_point():

@@ -47,6 +47,11 @@ class AGEM(Method[Pool]):
         require(self.batch_size >= 1, "A-GEM's batch_size", self.batch_size, "at least 1")
         require(self.heads in ("own", "released"), "A-GEM's heads", self.heads, "own or released")
 
+    @property
+    def reaches_heads(self) -> bool:
+        """The loss on earlier tasks depends on their heads; the released code leaves them out."""
+        return self.heads == "own"
+
     def init(self, theta: Tensor) -> Pool:
         """No samples yet."""
         return Pool()

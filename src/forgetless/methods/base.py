@@ -127,6 +127,15 @@ class Method(ABC, Generic[S]):
     def consolidate(self, state: S, theta: Tensor, task: FinishedTask) -> S:
         """What is remembered once a task is learned."""
 
+    @property
+    def reaches_heads(self) -> bool:
+        """Whether the method works on the heads too, not only on what the tasks share.
+
+        Projections away from a task's features need not: its head is left alone by other tasks.
+        Methods that follow the loss on remembered samples do, for it depends on their heads.
+        """
+        return False
+
     def trains_heads(self, state: S) -> bool:
         """Whether parameters outside of the method's reach (heads) follow their own gradient."""
         return True

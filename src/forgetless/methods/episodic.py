@@ -1,4 +1,4 @@
-"""Remembered samples, task by task: the memory of A-GEM, GEM, GEM-NT and joint training."""
+"""Remembered samples, task by task: the memory of GEM and GEM-NT."""
 
 from dataclasses import dataclass
 from functools import reduce

@@ -29,6 +29,11 @@ class GEM(Method[Episodic]):
         require(self.memory >= 1, "GEM's memory", self.memory, "at least 1")
         require(self.margin >= 0, "GEM's margin", self.margin, "at least 0")
 
+    @property
+    def reaches_heads(self) -> bool:
+        """The loss on earlier tasks depends on their heads."""
+        return True
+
     def init(self, theta: Tensor) -> Episodic:
         """No samples yet."""
         return Episodic()

@@ -30,6 +30,11 @@ class GEMNT(Method[Episodic]):
     def __post_init__(self) -> None:
         require(self.memory >= 1, "GEM-NT's memory", self.memory, "at least 1")
 
+    @property
+    def reaches_heads(self) -> bool:
+        """The loss on earlier tasks depends on their heads."""
+        return True
+
     def init(self, theta: Tensor) -> Episodic:
         """No samples yet."""
         return Episodic()

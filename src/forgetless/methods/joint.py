@@ -41,6 +41,11 @@ class Joint(Method[Everything]):
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "joint's batch_size", self.batch_size, "at least 1")
 
+    @property
+    def reaches_heads(self) -> bool:
+        """The loss on earlier tasks depends on their heads."""
+        return True
+
     def init(self, theta: Tensor) -> Everything:
         """No samples yet."""
         return Everything()

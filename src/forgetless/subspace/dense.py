@@ -25,11 +25,6 @@ class DenseSubspace:
         """No directions yet, for weights theta (S, p)."""
         return cls(theta.new_empty(theta.shape[0], 0, theta.shape[1]))
 
-    @property
-    def rank(self) -> Tensor:
-        """How many directions each seed has, (S,)."""
-        return self.rows.ne(0).any(-1).sum(-1)
-
     def project_out(self, g: Tensor) -> Tensor:
         """G without its part in the subspace: (S, p) → (S, p)."""
         return project_out(g, self.rows)

@@ -1,94 +1,266 @@
-"""How the per-sample gradients of one layer's parameters are held: as factors or as rows."""
+"""How the per-sample gradients of one parameter are held: as rows, or as sums of outer products."""
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
 from forgetless.linalg import float64
+from forgetless.tangent.factors import ALL, Dense, Left, OneHot, Right, cuts, inner
 
-# Scratch space of a combination, in elements: 256 MB of float32.
-_SCRATCH = 1 << 26
+# Scratch space of one step, in elements: 64 MiB of float64.
+_SCRATCH = 1 << 23
 
 
 class Block(Protocol):
-    """The columns of φ that belong to one parameter or one layer, for n samples."""
+    """The columns of φ that belong to one parameter, for n samples."""
 
-    def dense(self) -> list[tuple[str, Tensor]]:
-        """Parameter name and its columns (n, size), for every parameter of the block."""
+    @property
+    def size(self) -> int:
+        """How many columns."""
 
-    def gram(self) -> Tensor:
-        """The block's part of φ φᵀ, (n, n) in float64."""
+    def rows(self) -> Tensor:
+        """The columns themselves, (n, size)."""
 
-    def combine(self, weights: Tensor) -> list[tuple[str, Tensor]]:
-        """Parameter name and its columns of weights @ φ, (k, size)."""
+    def apply(self, v: Tensor) -> Tensor:
+        """Their product with v: (size, k) → (n, k)."""
 
-    def squared_sum(self) -> list[tuple[str, Tensor]]:
-        """Parameter name and the sum over samples of its squared columns, (size,)."""
+    def combine(self, weights: Tensor) -> Tensor:
+        """Weights times them: (k, n) → (k, size)."""
 
+    def squared_sum(self) -> Tensor:
+        """The sum over samples of their squares, (size,)."""
 
-@final
-@dataclass(frozen=True)
-class RowBlock:
-    """The gradients of one parameter, one row a sample: works for every layer."""
-
-    name: str
-    rows: Tensor  # (n, size)
-
-    def dense(self) -> list[tuple[str, Tensor]]:
-        return [(self.name, self.rows)]
-
-    def gram(self) -> Tensor:
-        rows = float64(self.rows)
-        return rows @ rows.T
-
-    def combine(self, weights: Tensor) -> list[tuple[str, Tensor]]:
-        return [(self.name, weights @ self.rows)]
-
-    def squared_sum(self) -> list[tuple[str, Tensor]]:
-        return [(self.name, self.rows.square().sum(0))]
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is kept in memory."""
 
 
 @final
 @dataclass(frozen=True)
-class LinearBlock:
-    """The gradients of a linear layer z = W a + b that ran once: the outer products δ aᵀ, and δ.
+class Rows:
+    """One row a sample, (n, size): for small parameters, and for layers without a rule."""
 
-    n_in + n_out numbers a sample instead of n_in · n_out, and a Gram matrix from two small ones:
-    ⟨δ aᵀ, δ' a'ᵀ⟩ + ⟨δ, δ'⟩ = (⟨a, a'⟩ + 1) ⟨δ, δ'⟩.
+    values: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.values.shape[1]
+
+    def rows(self) -> Tensor:
+        return self.values
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self.values @ v
+
+    def combine(self, weights: Tensor) -> Tensor:
+        return weights @ self.values
+
+    def squared_sum(self) -> Tensor:
+        return self.values.square().sum(0)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+
+@final
+@dataclass(frozen=True)
+class Outer:
+    """Gradients of a parameter seen as g matrices r×c: G_i = Σ_uses Σ_t L_it R_itᵀ.
+
+    T · (r + c) numbers a sample instead of r · c. For a linear layer L = ∂f/∂z and R = a are the
+    gradient at its outputs and its inputs; for a convolution T are the output positions and R the
+    input patches; for an embedding L is one-hot. No uses at all: a gradient of zero.
+
+    Arguments:
+        shape: (g, r, c).
+        uses: pairs L (n, g, T, r), R (n, g, T, c).
+        like: (n, 0), says how many samples, and the dtype and device.
     """
 
-    weight: str | None
-    bias: str | None
-    inputs: Tensor  # a, (n, n_in)
-    deltas: Tensor  # δ = ∂f/∂z, (n, n_out)
+    shape: tuple[int, int, int]
+    uses: tuple[tuple[Left, Right], ...]
+    like: Tensor
 
-    def dense(self) -> list[tuple[str, Tensor]]:
-        outer = torch.einsum("no,ni->noi", self.deltas, self.inputs)
-        return self._named(outer.flatten(1), self.deltas)
+    @property
+    def n(self) -> int:
+        """Samples."""
+        return self.like.shape[0]
 
-    def gram(self) -> Tensor:
-        deltas, inputs = float64(self.deltas), float64(self.inputs)
-        kernel = torch.zeros(len(deltas), len(deltas), dtype=deltas.dtype, device=deltas.device)
-        if self.weight is not None:
-            kernel += inputs @ inputs.T
-        if self.bias is not None:
-            kernel += 1.0
-        return kernel * (deltas @ deltas.T)
+    @property
+    def size(self) -> int:
+        g, r, c = self.shape
+        return g * r * c
 
-    def combine(self, weights: Tensor) -> list[tuple[str, Tensor]]:
-        n, n_out = self.deltas.shape
-        parts = []
-        for some in weights.split(max(1, _SCRATCH // (n * n_out))):
-            scaled = some.unsqueeze(1) * self.deltas.T  # (k, n_out, n)
-            parts.append((scaled.flatten(0, 1) @ self.inputs).reshape(len(some), -1))
-        return self._named(torch.cat(parts), weights @ self.deltas)
+    @property
+    def positions(self) -> int:
+        """T, of all uses together."""
+        return sum(left.positions for left, _ in self.uses)
 
-    def squared_sum(self) -> list[tuple[str, Tensor]]:
-        deltas = self.deltas.square()
-        return self._named((deltas.T @ self.inputs.square()).flatten(), deltas.sum(0))
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for use in self.uses for factor in use for t in factor.tensors())
 
-    def _named(self, weight: Tensor, bias: Tensor) -> list[tuple[str, Tensor]]:
-        named = [(self.weight, weight), (self.bias, bias)]
-        return [(name, value) for name, value in named if name is not None]
+    def rows(self) -> Tensor:
+        return self.part(ALL).flatten(1)
+
+    def part(self, columns: slice) -> Tensor:
+        """Some of the c columns of every gradient, (n, g, r, columns)."""
+        g, r, c = self.shape
+        width = len(range(c)[columns])
+        out = self.like.new_zeros(self.n, g, r, width)
+        for left, right in self.uses:
+            for some in cuts(self.n, _SCRATCH // (g * left.positions * width)):
+                values = right.dense(some, columns)  # (m, g, T, columns)
+                if isinstance(left, OneHot):
+                    index = left.index[some].unsqueeze(-1).expand_as(values[:, 0])
+                    out[some, 0].scatter_add_(1, index, values[:, 0])
+                else:
+                    out[some] += left.dense(some).mT @ values
+        return out
+
+    def slices(self) -> list[slice]:
+        """Cuts of the c columns whose `part` is not too large."""
+        g, r, c = self.shape
+        grain = max((right.grain for _, right in self.uses), default=1)
+        return list(cuts(c, max(1, _SCRATCH // (self.n * g * r * grain)) * grain))
+
+    def _by_use(self, k: int) -> bool:
+        """Whether k products use by use take less than building the gradients first."""
+        one_hot = any(isinstance(left, OneHot) for left, _ in self.uses)
+        return one_hot or k <= 1 or self.positions <= 1
+
+    def apply(self, v: Tensor) -> Tensor:
+        g, r, c = self.shape
+        k = v.shape[1]
+        v = v.reshape(g, r, c, k)
+        out = v.new_zeros(self.n, k)
+        if not self._by_use(k):
+            for columns in self.slices():
+                out += self.part(columns).flatten(1) @ v[:, :, columns].reshape(-1, k)
+            return out
+        for left, right in self.uses:
+            for some in cuts(self.n, _SCRATCH // (g * left.positions * max(r, c))):
+                values = right.dense(some)
+                for j in range(k):
+                    if isinstance(left, OneHot):
+                        product = v[0, :, :, j][left.index[some]].unsqueeze(1) * values
+                    else:
+                        product = (values @ v[..., j].mT) * left.dense(some)
+                    out[some, j] += product.flatten(1).sum(1)
+        return out
+
+    def combine(self, weights: Tensor) -> Tensor:
+        g, r, c = self.shape
+        k = len(weights)
+        out = weights.new_zeros(k, g, r, c)
+        if not self._by_use(k):
+            for columns in self.slices():
+                out[..., columns] = (weights @ self.part(columns).flatten(1)).view(k, g, r, -1)
+            return out.flatten(1)
+        for left, right in self.uses:
+            for some in cuts(self.n, _SCRATCH // (g * left.positions * c)):
+                for few in cuts(k, _SCRATCH // (len(self.like[some]) * left.positions * g * r)):
+                    out[few] += _combined(left, right, weights[few, some], some)
+        return out.flatten(1)
+
+    def squared_sum(self) -> Tensor:
+        if len(self.uses) == 1:
+            ((left, right),) = self.uses
+            if isinstance(left, OneHot):
+                return _squared_tokens(left, right.dense())
+            if left.positions == 1:
+                squares = (f.dense().square().transpose(0, 2)[0] for f in (left, right))
+                deltas, inputs = squares  # (g, n, r), (g, n, c)
+                return (deltas.mT @ inputs).flatten()
+        parts = [self.part(columns).square().sum(0) for columns in self.slices()]
+        return torch.cat(parts, -1).flatten()
+
+
+def _combined(left: Left, right: Right, weights: Tensor, some: slice) -> Tensor:
+    """Σ_i w_i Σ_t L_it R_itᵀ over some samples, for k weightings: (k, m) → (k, g, r, c)."""
+    k = len(weights)
+    if isinstance(left, OneHot):
+        values = right.dense(some)[:, 0]  # (m, T, c)
+        scaled = weights[:, :, None, None] * values
+        out = values.new_zeros(k, left.width, values.shape[-1])
+        return out.index_add_(1, left.index[some].flatten(), scaled.flatten(1, 2)).unsqueeze(1)
+    deltas = left.dense(some).permute(1, 3, 0, 2)  # (g, r, m, T)
+    g, r = deltas.shape[:2]
+    inputs = right.dense(some).transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
+    scaled = weights[None, :, None, :, None] * deltas[:, None]  # (g, k, r, m, T)
+    product = scaled.reshape(g, k * r, -1) @ inputs
+    return product.view(g, k, r, -1).transpose(0, 1)
+
+
+def _squared_tokens(left: OneHot, values: Tensor) -> Tensor:
+    """Σ_i (Σ_t onehot_it R_itᵀ)²: what a sample's repeated tokens add is squared as a whole."""
+    n = len(left.index)
+    sample = torch.arange(n, device=values.device).unsqueeze(1)
+    key = (sample * left.width + left.index).flatten()
+    distinct, where = key.unique(return_inverse=True)
+    width = values.shape[-1]
+    sums = values.new_zeros(len(distinct), width).index_add_(0, where, values.reshape(-1, width))
+    out = values.new_zeros(left.width, width)
+    return out.index_add_(0, distinct % left.width, sums.square()).flatten()
+
+
+def kernel(a: Block, b: Block) -> Tensor:
+    """A parameter's part of φ φ'ᵀ, (n, n') in float64.
+
+    Of two blocks of outer products either the rows are built, r · c numbers each, or
+    ⟨G_i, G'_j⟩ = Σ_ts ⟨L_it, L'_js⟩ ⟨R_it, R'_js⟩ is summed over pairs of positions, whichever
+    takes less arithmetic. For a linear layer on plain vectors that is (D D'ᵀ)∘(A A'ᵀ).
+    """
+    if not isinstance(a, Outer) or not isinstance(b, Outer):
+        left, right = a.rows(), b.rows()
+        parts = cuts(a.size, _SCRATCH // max(len(left), len(right)))
+        return _sum_of_products([(left[:, some], right[:, some]) for some in parts])
+    if _pairs_are_cheaper(a, b):
+        return _by_positions(a, b)
+    out = float64(a.like.new_zeros(a.n, b.n))
+    for columns in a.slices() if a.n > b.n else b.slices():
+        mine = a.part(columns).flatten(1)
+        out += _sum_of_products([(mine, mine if a is b else b.part(columns).flatten(1))])
+    return out
+
+
+def _sum_of_products(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Σ A Bᵀ in float64, converted one pair at a time."""
+    products = (
+        float64(a) @ float64(b).T if a is not b else (x := float64(a)) @ x.T for a, b in pairs
+    )
+    total = next(products)
+    for product in products:
+        total += product
+    return total
+
+
+def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
+    """Compares multiplications per pair of samples."""
+    _, r, c = a.shape
+    by_pairs = sum(
+        left.positions * other.positions * (c + (r if isinstance(left, Dense) else 1))
+        for left, _ in a.uses
+        for other, _ in b.uses
+    )
+    building = a.positions / max(1, b.n) + b.positions / max(1, a.n)
+    return by_pairs <= r * c * (1 + building)
+
+
+def _by_positions(a: Outer, b: Outer) -> Tensor:
+    out = float64(a.like.new_zeros(a.n, b.n))
+    side = isqrt(_SCRATCH // a.shape[0])
+    for left, right in a.uses:
+        for other_left, other_right in b.uses:
+            t, s = left.positions, other_left.positions
+            for mine in cuts(a.n, side // t):
+                for theirs in cuts(b.n, side // s):
+                    products = inner(left, other_left, mine, theirs)  # (g, m·T, m'·T')
+                    products *= inner(right, other_right, mine, theirs)
+                    summed = products.sum(0) if len(products) > 1 else products[0]
+                    if t * s > 1:
+                        summed = summed.view(-1, t, summed.shape[1]).sum(1)
+                        summed = summed.view(len(summed), -1, s).sum(2)
+                    out[mine, theirs] += summed
+    return out

@@ -1,55 +1,133 @@
 """φ(X), one row per sample, as an operator that does not build its n×p matrix unless asked."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
-from forgetless.linalg import top_eigenpairs
-from forgetless.tangent.blocks import Block, LinearBlock, RowBlock
-
-# outputs (n, C) and what belongs to each sample → one scalar per sample (n,)
-Scalar = Callable[..., Tensor]
+from forgetless.errors import ConfigError, require
+from forgetless.linalg import float64, top_eigenpairs
+from forgetless.tangent.blocks import kernel
+from forgetless.tangent.chunks import Chunks, Piece
+from forgetless.tangent.memory import refuse_more_than_memory
+from forgetless.tangent.problem import Problem, Scalar
 
 
 @final
-@dataclass(frozen=True)
 class TangentFeatures:
-    """φ = ∂s(x_i)/∂θ for n samples, (n, p): layer by layer, as factors where the layer allows.
+    """φ = ∂s(x_i)/∂θ, (n, p), held layer by layer, as factors where the layer allows.
 
-    `names` and `sizes` fix the order of the p columns; `blocks` hold them in any order; `like` is
-    an empty tensor of the features' dtype and device.
+    Every operation walks over chunks of samples. The weights are those at construction, whatever
+    happens to the network afterwards; the inputs are not copied.
+
+    Arguments:
+        chunks: the captured samples.
     """
 
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    blocks: tuple[Block, ...]
-    n: int
-    like: Tensor
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        problem = chunks.problem
+        self.names = problem.names
+        self.sizes = tuple(problem.values[name].numel() for name in problem.names)
+        self.like = torch.cat([problem.values[name].new_empty(0) for name in problem.names])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, p)."""
-        return self.n, sum(self.sizes)
+        """(n, p); with K outputs a sample, (n · K, p)."""
+        return self._chunks.problem.n * self._chunks.per_sample, sum(self.sizes)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """Parameter name → how its gradients are held: the layer's rule, "vmap" or "loop"."""
+        return dict(self._chunks.rules)
+
+    def __repr__(self) -> str:
+        n, p = self.shape
+        return f"TangentFeatures(n={n}, p={p}, rules={sorted(set(self.rules.values()))})"
 
     def dense(self) -> Tensor:
         """φ itself, (n, p)."""
-        return self._in_order([b.dense() for b in self.blocks])
+        n, p = self.shape
+        refuse_more_than_memory("φ as a matrix", n * p * self.like.element_size(), self.like)
+        out = self.like.new_empty(n, p)
+        for piece in self._chunks:
+            for name, columns in self._columns():
+                out[piece.rows, columns] = piece.blocks[name].rows().to(self.like)
+        return out
 
     def gram(self) -> Tensor:
         """φ φᵀ, (n, n) in float64."""
-        return torch.stack([b.gram() for b in self.blocks]).sum(0)
+        return self._products(self)
+
+    def cross_gram(self, other: Self) -> Tensor:
+        """φ φ'ᵀ, (n, n') in float64, with the features of other samples or at other weights."""
+        if not isinstance(other, TangentFeatures):
+            raise ConfigError(f"other must be TangentFeatures, not {type(other).__name__}")
+        if (self.names, self.sizes) != (other.names, other.sizes):
+            raise ConfigError(
+                "cross_gram needs features of the same parameters: "
+                f"{_described(self)} here, {_described(other)} there"
+            )
+        here, there = self.like.device, other.like.device
+        require(here == there, "other's device", str(there), f"{here}, as these features'")
+        return self._products(other)
+
+    def _products(self, other: Self) -> Tensor:
+        n, m = len(self), len(other)
+        refuse_more_than_memory("the Gram matrix", 8 * n * m, self.like)
+        out = float64(self.like).new_empty(n, m)
+        for i in range(len(self._chunks)):
+            mine = self._chunks.pieces(i)
+            # Of a symmetric matrix only one half.
+            for j in range(i if other is self else 0, len(other._chunks)):
+                theirs = mine if other is self and j == i else other._chunks.pieces(j)
+                for a in mine:
+                    for b in theirs:
+                        product = _pair(a, b, self.names)
+                        out[a.rows, b.rows] = product
+                        if other is self and j > i:
+                            out[b.rows, a.rows] = product.T
+        return out
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """Φ v: (p,) → (n,), or (p, k) → (n, k)."""
+        v, is_vector = _columns_of(v, self.shape[1], "phi @ v", self.like)
+        out = v.new_zeros(len(self), v.shape[1])
+        for piece in self._chunks:
+            for name, columns in self._columns():
+                out[piece.rows] += piece.blocks[name].apply(v[columns])
+        return out[:, 0] if is_vector else out
+
+    @property
+    def T(self) -> "Transposed":  # noqa: N802
+        """φᵀ, (p, n)."""
+        return Transposed(self)
 
     def combine(self, weights: Tensor) -> Tensor:
         """Weights @ φ: (k, n) → (k, p)."""
-        return self._in_order([b.combine(weights) for b in self.blocks])
+        accepted = f"a tensor (k, {len(self)})"
+        fits = weights.dim() == 2 and weights.shape[1] == len(self)
+        require(fits, "weights of phi.combine", tuple(weights.shape), accepted)
+        weights = weights.to(self.like)
+        out = weights.new_zeros(len(weights), self.shape[1])
+        for piece in self._chunks:
+            some = weights[:, piece.rows]
+            for name, columns in self._columns():
+                out[:, columns] += piece.blocks[name].combine(some)
+        return out
 
     def squared_sum(self) -> Tensor:
         """Σ_i φ_i², element by element, (p,)."""
-        return self._in_order([b.squared_sum() for b in self.blocks])
+        out = self.like.new_zeros(self.shape[1])
+        for piece in self._chunks:
+            for name, columns in self._columns():
+                out[columns] += piece.blocks[name].squared_sum()
+        return out
 
     def top(self, components: int | float, *, centred: bool = False) -> tuple[Tensor, Tensor]:
         """The top right singular vectors of φ: the directions in which the samples' outputs move.
@@ -62,12 +140,15 @@ class TangentFeatures:
             centred: subtract the mean feature first, as PCA does.
 
         Returns:
-            singular values (k,) and directions (k, p), k at most the rank.
+            singular values (k,) and directions (k, p), orthonormal, k at most the rank.
         """
+        by_share = isinstance(components, float)
+        fits = 0 < components < 1 if by_share else components >= 1
+        accepted = "a count of at least 1 or a share in (0, 1)"
+        require(fits and not isinstance(components, bool), "components", components, accepted)
         gram = self.gram()
         if centred:
             gram = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
-        by_share = isinstance(components, float)
         values, vectors = top_eigenpairs(gram, None if by_share else int(components))
         if by_share:
             explained = values.cumsum(0) / gram.trace()
@@ -76,21 +157,45 @@ class TangentFeatures:
         weights = (vectors / values.sqrt()).T
         if centred:
             weights = weights - weights.mean(1, keepdim=True)
-        return values.sqrt().to(self.like), self.combine(weights.to(self.like))
+        directions = self.combine(weights.to(self.like))
+        return values.sqrt().to(self.like), _straightened(directions)
 
-    def _in_order(self, parts: Sequence[list[tuple[str, Tensor]]]) -> Tensor:
-        columns = {name: value for part in parts for name, value in part}
-        return torch.cat([columns[name] for name in self.names], dim=-1)
+    def _columns(self) -> Iterator[tuple[str, slice]]:
+        """Each parameter's name and its columns."""
+        start = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            yield name, slice(start, start + size)
+            start += size
 
 
-def tangent_features(
+@final
+@dataclass(frozen=True)
+class Transposed:
+    """φᵀ, (p, n)."""
+
+    T: TangentFeatures
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(p, n)."""
+        n, p = self.T.shape
+        return p, n
+
+    def __matmul__(self, u: Tensor) -> Tensor:
+        """φᵀ u: (n,) → (p,), or (n, k) → (p, k)."""
+        u, is_vector = _columns_of(u, len(self.T), "phi.T @ u", self.T.like)
+        out = self.T.combine(u.T)
+        return out[0] if is_vector else out.T
+
+
+def features_of(
     module: nn.Module,
     values: Mapping[str, Tensor],
     inputs: Tensor,
     scalar: Scalar,
     *belongings: Tensor,
     names: Sequence[str],
-    chunk: int = 1024,
+    chunk: int | None = None,
 ) -> TangentFeatures:
     """The gradient of one scalar per sample with respect to the named parameters.
 
@@ -103,108 +208,40 @@ def tangent_features(
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
     """
-    values = {name: value.detach() for name, value in values.items()}
-    chunks = list(zip(inputs.split(chunk), *(b.split(chunk) for b in belongings), strict=True))
-    captured = [_capture_linears(module, values, scalar, names, *some) for some in chunks]
-    layers = [key for key in captured[0] if all(key in c for c in captured)]
-    blocks: list[Block] = []
-    for weight, bias in layers:
-        factors = [c[weight, bias] for c in captured]
-        a, delta = (torch.cat([f[i] for f in factors]) for i in (0, 1))
-        blocks.append(LinearBlock(weight, bias, a, delta))
-    covered = {name for layer in layers for name in layer}
-    rest = [name for name in names if name not in covered]
-    rows = [_rows_by_vmap(module, values, scalar, rest, *some) for some in chunks] if rest else []
-    blocks += [RowBlock(name, torch.cat([r[name] for r in rows])) for name in rest]
-    sizes = tuple(values[name].numel() for name in names)
-    like = inputs.new_empty(0, dtype=values[names[0]].dtype)
-    return TangentFeatures(tuple(names), sizes, tuple(blocks), len(inputs), like)
+    problem = Problem.at(module, values, tuple(names), (inputs,), {}, scalar, belongings)
+    return TangentFeatures(Chunks(problem, chunk))
 
 
-_Layer = tuple[str | None, str | None]  # the names of a linear layer's weight and bias
+def _pair(a: Piece, b: Piece, names: Sequence[str]) -> Tensor:
+    """Φ φ'ᵀ of two pieces, the sum over parameters."""
+    total = kernel(a.blocks[names[0]], b.blocks[names[0]])
+    for name in names[1:]:
+        total += kernel(a.blocks[name], b.blocks[name])
+    return total
 
 
-def _capture_linears(
-    module: nn.Module,
-    values: Mapping[str, Tensor],
-    scalar: Scalar,
-    names: Sequence[str],
-    inputs: Tensor,
-    *belongings: Tensor,
-) -> dict[_Layer, tuple[Tensor, Tensor]]:
-    """Inputs a and output gradients δ of the linear layers that ran exactly once, on (n, n_in).
+def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:
+    """The factor of a product as columns (length, k), and whether it was a vector."""
+    if not isinstance(v, Tensor):
+        raise ConfigError(f"{product} needs a tensor, not {type(v).__name__}")
+    fits = v.dim() in (1, 2) and v.shape[0] == length
+    require(fits, f"the shape of {product[-1]} in {product}", tuple(v.shape), f"({length}, k)")
+    v = v.to(like)
+    return (v.unsqueeze(1), True) if v.dim() == 1 else (v, False)
 
-    One forward and one backward pass: samples do not interact, so ∂(Σ_i s_i)/∂z_i = ∂s_i/∂z_i.
-    A layer counts only if Σ_i δ_i a_iᵀ is what autograd finds for its weight; a weight that is
-    tied or used elsewhere as well fails that and is left to the caller.
+
+def _straightened(directions: Tensor) -> Tensor:
+    """Rows that rounding left not quite orthonormal, orthonormal: L⁻¹ V with V Vᵀ = L Lᵀ.
+
+    The first directions, the best determined ones, change least.
     """
-    linears = {m: prefix for prefix, m in module.named_modules() if type(m) is nn.Linear}
-    calls: dict[nn.Linear, list[tuple[Tensor, Tensor]]] = {m: [] for m in linears}
-
-    def remember(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        calls[layer].append((args[0].detach(), output))  # type: ignore[index]
-        return output.clone()  # the activation after it may work in place
-
-    handles = [m.register_forward_hook(remember) for m in linears]
-    leaves = {name: values[name].clone().requires_grad_() for name in names}
-    try:
-        with torch.enable_grad():
-            outputs = functional_call(module, {**values, **leaves}, (inputs,))
-            total = scalar(outputs, *belongings).sum()
-    finally:
-        for handle in handles:
-            handle.remove()
-
-    once = [
-        m
-        for m, seen in calls.items()
-        if len(seen) == 1 and seen[0][0].dim() == 2 and len(seen[0][0]) == len(inputs)
-    ]
-    named = {m: _parameter_names(linears[m], m, leaves) for m in once}
-    named = {m: layer for m, layer in named.items() if any(layer)}
-    wanted = [calls[m][0][1] for m in named] + list(leaves.values())
-    grads = torch.autograd.grad(total, wanted, allow_unused=True)
-    sums = dict(zip(leaves, grads[len(named) :], strict=True))
-    captured: dict[_Layer, tuple[Tensor, Tensor]] = {}
-    for (m, (weight, bias)), delta in zip(named.items(), grads, strict=False):
-        a = calls[m][0][0]
-        delta = torch.zeros_like(calls[m][0][1]) if delta is None else delta
-        if _agree(sums.get(weight or ""), delta.T @ a) and _agree(
-            sums.get(bias or ""), delta.sum(0)
-        ):
-            captured[weight, bias] = (a, delta)
-    return captured
+    gram = float64(directions @ directions.T)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed):
+        return directions
+    inverse: Tensor = torch.linalg.inv(factor)
+    return inverse.to(directions) @ directions
 
 
-def _parameter_names(prefix: str, layer: nn.Linear, wanted: Mapping[str, Tensor]) -> _Layer:
-    full = {kind: f"{prefix}.{kind}" if prefix else kind for kind, _ in layer.named_parameters()}
-    weight, bias = full["weight"], full.get("bias", "")
-    return weight if weight in wanted else None, bias if bias in wanted else None
-
-
-def _agree(by_autograd: Tensor | None, by_factors: Tensor) -> bool:
-    """Whether two ways to the same sum differ only by rounding; nothing to compare agrees."""
-    if by_autograd is None:
-        return True
-    difference = (by_autograd - by_factors).norm()
-    return bool(difference <= 1e-3 * by_factors.norm())
-
-
-def _rows_by_vmap(
-    module: nn.Module,
-    values: Mapping[str, Tensor],
-    scalar: Scalar,
-    names: Sequence[str],
-    inputs: Tensor,
-    *belongings: Tensor,
-) -> dict[str, Tensor]:
-    """Per-sample gradients of the named parameters, (n, size) each, for any module."""
-
-    def of_one(leaves: dict[str, Tensor], x: Tensor, *belonging: Tensor) -> Tensor:
-        outputs = functional_call(module, {**values, **leaves}, (x.unsqueeze(0),))
-        return scalar(outputs, *(b.unsqueeze(0) for b in belonging)).squeeze(0)
-
-    leaves = {name: values[name] for name in names}
-    in_dims = (None, 0, *(0 for _ in belongings))
-    gradients = vmap(grad(of_one), in_dims=in_dims)(leaves, inputs, *belongings)
-    return {name: rows.flatten(1) for name, rows in gradients.items()}
+def _described(phi: TangentFeatures) -> str:
+    return f"{phi.shape[1]} numbers of {len(phi.names)} parameters ({phi.names[0]}, …)"

@@ -1,0 +1,174 @@
+"""The command `forgetless forecast`: what the next task will do, before it is trained on."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from forgetless.config import Config, resolve
+from forgetless.data import SCENARIOS, Scenario, Task, build_scenario
+from forgetless.errors import ConfigError, TraceError, require
+from forgetless.fit import resolve_device
+from forgetless.models import build_model
+from forgetless.theory import TRUSTED, Forecast, forecast
+from forgetless.trace import load_trace
+
+
+def forecast_command(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Folder of a trace; with --checkpoint, a scenario.")
+    ],
+    source: Annotated[
+        int, typer.Option("--source", metavar="N", help="Task that is known, from 1; its weights.")
+    ] = 1,
+    target: Annotated[
+        int | None,
+        typer.Option("--target", metavar="N", help="Task to come.  [default: source + 1]"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the trace.  [default: first]")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Weights of the scenario's model, as safetensors."),
+    ] = None,
+    components: Annotated[
+        str, typer.Option("--components", help="Numbers of directions to try with PCA-OGD.")
+    ] = "25,50,100,200",
+    lr: Annotated[
+        float | None, typer.Option("--lr", metavar="X", help="Learning rate.  [default: the run's]")
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", metavar="N", help="Passes over the task.  [default: the run's]"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and larger steps.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder with datasets.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
+) -> None:
+    """Predict what learning the next task will do to one that is known.
+
+    Nothing is trained but the network's linearisation, and the first tenth of the steps to see how
+    far it can be trusted.
+    """
+    target = source + 1 if target is None else target
+    config, weights, number = _start(run, checkpoint, source, seed)
+    tasks = build_scenario(config.scenario, _long_enough(config, source, target), data)
+    for name, task in (("--source", source), ("--target", target)):
+        require(1 <= task <= tasks.n_tasks, name, task, f"from 1 to {tasks.n_tasks}")
+    require(source != target, "--target", target, "another task than --source")
+    model = _model(config, tasks, weights)
+    model.to(resolve_device(device))
+    counts = [part.strip() for part in components.split(",") if part.strip()]
+    numeric = all(c.isascii() and c.isdigit() and int(c) > 0 for c in counts)
+    require(numeric, "--components", components, "counts such as 25,100")
+    known, coming = (tasks.task(t - 1, [number]) for t in (source, target))
+    console = Console(stderr=True)
+    with console.status("forecast") as status:
+        result = forecast(
+            model,
+            _all(known, "test"),
+            _all(coming, "train"),
+            lr=lr if lr is not None else config.lr,
+            epochs=epochs if epochs is not None else config.epochs,
+            batch_size=config.batch_size,
+            source_classes=tasks.classes(source - 1),
+            target_classes=tasks.classes(target - 1),
+            components=[int(c) for c in counts],
+            remember=_all(known, "train"),
+            samples=config.samples,
+            quick=quick,
+            seed=number,
+            observer=status.update,
+        )
+    if as_json:
+        names = {"scenario": config.scenario, "source": source, "target": target, "seed": number}
+        typer.echo(json.dumps(names | result.summary(), allow_nan=False))
+    else:
+        _show(result, known, coming)
+
+
+def _start(
+    run: str, checkpoint: Path | None, source: int, seed: int | None
+) -> tuple[Config, dict[str, Tensor], int]:
+    """Configuration, weights after the source task, and seed: from a trace or from a file."""
+    if checkpoint is not None:
+        config = resolve(run, "sgd")
+        try:
+            return config, dict(load_file(checkpoint)), seed or 0
+        except (OSError, SafetensorError) as error:
+            raise TraceError(f"--checkpoint {checkpoint} cannot be read: {error}") from error
+    if run in SCENARIOS and not Path(run).exists():
+        raise ConfigError(f"{run} is a scenario: add --checkpoint FILE, or name a run's folder")
+    trace = load_trace(run)
+    settings = dict(trace.config)
+    if not {"scenario", "method"} <= set(settings):
+        raise TraceError(
+            f"{run} was not made by `forgetless run`: use forgetless.forecast in Python"
+        )
+    config = resolve(settings.pop("scenario"), settings.pop("method"), **settings)
+    number = trace.seeds[0] if seed is None else seed
+    require(number in trace.seeds, "--seed", number, f"one of {', '.join(map(str, trace.seeds))}")
+    learned = f"a task that the run has learned, from 1 to {len(trace.tasks)}"
+    require(1 <= source <= len(trace.tasks), "--source", source, learned)
+    return config, trace.weights(number, source - 1), number
+
+
+def _long_enough(config: Config, source: int, target: int) -> Config:
+    """The run's settings with as many tasks as are spoken of: the one to come may be new."""
+    tasks = max(config.tasks, source, target)
+    settings = config.as_dict() | {"tasks": tasks}
+    return Config(**settings)
+
+
+def _model(config: Config, tasks: Scenario, weights: dict[str, Tensor]) -> nn.Module:
+    model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)()
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"the weights do not fit the {config.model} of the run: {reason}"
+        ) from error
+    return model
+
+
+def _all(task: Task, part: str) -> tuple[Tensor, Tensor]:
+    split = task.train if part == "train" else task.test
+    inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
+    return inputs[0], labels[0]
+
+
+def _show(result: Forecast, known: Task, coming: Task) -> None:
+    table = Table(title=f"After learning {coming.name}: accuracy, %")
+    table.add_column("", style="bold")
+    table.add_column(f"on {known.name}", justify="right")
+    table.add_column("change", justify="right")
+    table.add_column(f"on {coming.name}", justify="right")
+    now = result.now.source_accuracy or 0.0
+    table.add_row("now", f"{now:.1f}", "", f"{result.now.target_accuracy:.1f}")
+    for outlook in (result.plain, *result.protected):
+        name = f"PCA-OGD, {outlook.components} directions" if outlook.components else "plain SGD"
+        after: Any = outlook.source_accuracy
+        table.add_row(name, f"{after:.1f}", f"{after - now:+.1f}", f"{outlook.target_accuracy:.1f}")
+    console = Console()
+    console.print(table)
+    losses = sorted(result.by_class().items(), key=lambda item: item[1][1] - item[1][0])[:3]
+    worst = ", ".join(f"{c} ({after - before:+.1f})" for c, (before, after) in losses)
+    console.print(f"Classes most in danger under plain SGD: {worst}", highlight=False)
+    console.print(
+        f"Overlap of the tasks: largest singular value {result.overlap[0]:.3f}, "
+        f"mean {result.overlap.mean():.3f}",
+        highlight=False,
+    )
+    word = "can be relied on" if result.trusted else "DO NOT rely on this forecast"
+    console.print(f"Trust {result.trust:.2f}: {word} (limit {TRUSTED})", highlight=False)

@@ -1,0 +1,211 @@
+"""`tangent_features`: what a user hands over, checked and made into a problem."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from forgetless.errors import ConfigError, DataError, require
+from forgetless.tangent.chunks import Chunks
+from forgetless.tangent.features import TangentFeatures
+from forgetless.tangent.problem import Problem, Scalar
+
+Inputs = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
+Params = nn.Module | str | Iterable[str | nn.Parameter]
+
+_COMPARED = 4  # samples that are run alone as well
+
+
+def tangent_features(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor | None = None,
+    *,
+    params: Params | None = None,
+    chunk: int | None = None,
+) -> TangentFeatures:
+    """The tangent features φ(X) of a model, an operator with one row per sample.
+
+    φ_i = ∂f_{y_i}(x_i)/∂θ, the gradient of the true-class output. Without labels every output has
+    a row: row i · C + c is ∂f_c(x_i)/∂θ. The weights and the train/eval modes are those of now,
+    whatever happens to the model later; the inputs are not copied.
+
+    Arguments:
+        model: from inputs to outputs (n, C), or (n,); any module whose output for a sample does
+            not depend on the other samples.
+        x: inputs (n, *), a tuple of them (positional arguments) or a mapping (keyword arguments).
+        y: labels (n,), integers in [0, C), or None.
+        params: θ: None for all parameters that require a gradient; a submodule; names or prefixes
+            of names (`"body"` is all of `body.*`); parameters. The columns follow this order.
+        chunk: samples that go through the model at once; by default as many as fit well.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> phi = tangent_features(model, torch.ones(5, 3), torch.tensor([0, 1, 0, 1, 1]))
+        >>> phi.shape, phi.gram().shape, (phi @ torch.zeros(8)).shape
+        ((5, 8), torch.Size([5, 5]), torch.Size([5]))
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    good = chunk is None or (isinstance(chunk, int) and chunk >= 1)
+    require(good, "chunk", chunk, "None or an integer of at least 1")
+    names = chosen_names(model, params)
+    args, kwargs = _inputs(x)
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    _refuse_values(values, names)
+    _refuse_batch_layers(model)
+    n, device = len((*args, *kwargs.values())[0]), values[names[0]].device
+    belongings = () if y is None else (_labels(y, n).to(device),)
+    scalar: Scalar = _each_output if y is None else _true_class
+    problem = Problem.at(model, values, names, args, kwargs, scalar, belongings)
+    classes = _classes(problem)
+    for labels in belongings:
+        require(classes is not None, "y", "labels", "None for a model with outputs (n,)")
+        low, high = int(labels.min()), int(labels.max())
+        accepted = f"in [0, {classes}), the model's outputs"
+        require(low >= 0 and high < (classes or 0), "y", f"labels {low} to {high}", accepted)
+    return TangentFeatures(Chunks(problem, chunk))
+
+
+def _true_class(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
+def _each_output(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def chosen_names(model: nn.Module, params: Params | None) -> tuple[str, ...]:
+    """The names of the chosen parameters, each once, in the order of the choice."""
+    own = dict(model.named_parameters())
+    name_of: dict[Tensor, str] = {p: name for name, p in own.items()}
+    aliases = {a: name_of[p] for a, p in model.named_parameters(remove_duplicate=False)}
+    if params is None:
+        names = [name for name, p in own.items() if p.requires_grad]
+        if not names:
+            raise ConfigError("model must have parameters that require a gradient, and has none")
+        return tuple(names)
+    if isinstance(params, nn.Module):
+        params = list(params.parameters())
+    chosen: list[str] = []
+    for one in [params] if isinstance(params, str | Tensor) else params:
+        if isinstance(one, str):
+            found = [n for a, n in aliases.items() if a == one or a.startswith(f"{one}.")]
+            has = f"names or prefixes of names, such as {next(iter(own), 'none')!r}"
+            require(bool(found), "params", one, has)
+            chosen += found
+        elif isinstance(one, Tensor):
+            if one not in name_of:
+                raise ConfigError(f"params has a tensor {tuple(one.shape)} not of this model")
+            chosen.append(name_of[one])
+        else:
+            raise ConfigError(f"params must be names or parameters, not {type(one).__name__}")
+    if not chosen:
+        raise ConfigError("params must name at least one parameter, and is empty")
+    return tuple(dict.fromkeys(chosen))
+
+
+def _inputs(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Positional and keyword arguments, all tensors with the same leading dimension."""
+    args: tuple[Tensor, ...] = ()
+    kwargs: dict[str, Tensor] = {}
+    if isinstance(x, Tensor):
+        args = (x,)
+    elif isinstance(x, Mapping):
+        kwargs = dict(x)
+    elif isinstance(x, tuple | list):
+        args = tuple(x)
+    else:
+        raise ConfigError(f"x must be a tensor, a tuple or a dict of them, not {type(x).__name__}")
+    every = [*args, *kwargs.values()]
+    require(bool(every), "x", x, "at least one tensor")
+    for one in every:
+        require(_is_batch(one), "x", _said(one), "tensors with a leading dimension of samples")
+    sizes = {len(one) for one in every}
+    require(len(sizes) == 1, "x", f"sizes {sorted(sizes)}", "tensors of equally many samples")
+    require(sizes != {0}, "x", "no samples", "at least one sample")
+    for one in every:
+        if one.is_floating_point() and not bool(one.isfinite().all()):
+            raise DataError("x must be finite, and has NaN or infinite entries")
+    return args, kwargs
+
+
+def _is_batch(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.dim() >= 1
+
+
+def _said(x: object) -> str:
+    return f"a tensor {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _refuse_values(values: Mapping[str, Tensor], names: tuple[str, ...]) -> None:
+    for name in names:
+        kind = values[name].dtype
+        require(kind.is_floating_point, f"parameter {name}", str(kind), "of real numbers")
+    devices = {str(values[name].device) for name in names}
+    require(len(devices) == 1, "the chosen parameters", sorted(devices), "on one device")
+    for name, value in values.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise DataError(f"the model's {name} must be finite, and has NaN or infinite entries")
+
+
+def _refuse_batch_layers(model: nn.Module) -> None:
+    """Layers known to mix samples or to draw random numbers, by name."""
+    for name, layer in model.named_modules():
+        where = f"{type(layer).__name__} {name!r}"
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if layer.training or layer.running_mean is None:
+                advice = (
+                    "call model.eval()" if layer.track_running_stats else "track its statistics"
+                )
+                raise ConfigError(f"{where} makes outputs depend on the batch; {advice}")
+        elif isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
+            raise ConfigError(f"{where} makes outputs random; call model.eval()")
+
+
+def _labels(y: Tensor, n: int) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise ConfigError(f"y must be a tensor of integers, not {type(y).__name__}")
+    kind = y.dtype
+    whole = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+    require(whole, "y", str(kind), "of an integer dtype")
+    require(tuple(y.shape) == (n,), "y", f"a tensor {tuple(y.shape)}", f"of shape ({n},), as x")
+    return y.long()
+
+
+def _classes(problem: Problem) -> int | None:
+    """C, None for outputs (n,), once the outputs are seen to be a sample's own."""
+    some = problem.select(slice(0, _COMPARED))
+    try:
+        with problem.running(), torch.no_grad():
+            together = some.outputs({})
+            alone = [some.select(slice(i, i + 1)).outputs({}) for i in range(some.n)]
+            again = some.outputs({})
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"the model does not take these inputs: {reason}") from error
+    if not isinstance(together, Tensor):
+        kind = type(together).__name__
+        raise ConfigError(f"the model must return one tensor, not {kind}: wrap it in a module")
+    fits = together.dim() in (1, 2) and len(together) == some.n
+    got = f"{tuple(together.shape)} for {some.n} samples"
+    require(fits, "the model's outputs", got, "of shape (n, C) or (n,)")
+    real = together.is_floating_point()
+    require(real, "the model's outputs", str(together.dtype), "real numbers")
+    if not bool(together.isfinite().all()):
+        raise DataError("the model's outputs are NaN or infinite")
+    if not _close(together, again):
+        raise ConfigError("the model's outputs are random; call model.eval()")
+    if not all(a.shape == together[:1].shape for a in alone) or not _close(
+        together, torch.cat(alone)
+    ):
+        raise ConfigError("a sample's outputs depend on the batch; call model.eval()")
+    return together.shape[1] if together.dim() == 2 else None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two runs differ only by rounding."""
+    tolerance = min(0.1, 20 * torch.finfo(a.dtype).eps ** 0.5)
+    return bool((a - b).norm() <= tolerance * a.norm() + torch.finfo(a.dtype).tiny)

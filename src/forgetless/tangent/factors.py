@@ -1,0 +1,170 @@
+"""Factors of per-sample gradients: d numbers at each of T positions, in g groups, of n samples."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forgetless.linalg import float64
+
+ALL = slice(None)
+
+
+@final
+@dataclass(frozen=True)
+class Dense:
+    """A factor that is simply there, (n, g, T, d)."""
+
+    values: Tensor
+    grain = 1  # columns can be cut anywhere
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.values.shape[2]
+
+    def dense(self, samples: slice = ALL, columns: slice = ALL) -> Tensor:
+        """(m, g, T, columns)."""
+        return self.values[samples, ..., columns]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is kept in memory."""
+        return (self.values,)
+
+
+@final
+@dataclass(frozen=True)
+class OneHot:
+    """A one at `index` (n, T) among `width`, zeros elsewhere: one group, never written out."""
+
+    index: Tensor
+    width: int
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.index.shape[1]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is kept in memory."""
+        return (self.index,)
+
+
+@final
+@dataclass(frozen=True)
+class Window:
+    """Which inputs each output of a convolution sees."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]  # as `torch.nn.functional.pad` takes it
+    mode: str  # of padding
+
+    def patches(self, inputs: Tensor) -> Tensor:
+        """(N, channels, *space) → (N, channels, *outputs, *kernel), a view of the padded inputs."""
+        if any(self.padding):
+            inputs = functional.pad(inputs, self.padding, self.mode)
+        for axis, (size, step, gap) in enumerate(
+            zip(self.kernel, self.stride, self.dilation, strict=True), start=2
+        ):
+            inputs = inputs.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+        return inputs
+
+
+@final
+@dataclass(frozen=True)
+class Patches:
+    """The input patches of a convolution, cut out of its inputs (n, k, channels, *space) on demand.
+
+    Copies of a pixel in several patches are not kept: T · d numbers come from k · channels · space.
+    """
+
+    inputs: Tensor
+    groups: int
+    window: Window
+    positions: int
+
+    @property
+    def grain(self) -> int:
+        """Columns are cut between channels."""
+        return prod(self.window.kernel)
+
+    def dense(self, samples: slice = ALL, columns: slice = ALL) -> Tensor:
+        """(m, g, T, columns)."""
+        inputs = self.inputs[samples]
+        m, k, channels, *space = inputs.shape
+        start, stop, _ = columns.indices(channels // self.groups * self.grain)
+        inputs = inputs.reshape(m * k, self.groups, channels // self.groups, *space)
+        inputs = inputs[:, :, start // self.grain : stop // self.grain]
+        patches = self.window.patches(inputs.flatten(1, 2))
+        dims = len(space)
+        patches = patches.reshape(m, k, self.groups, -1, *patches.shape[2:])
+        outputs, kernel = range(4, 4 + dims), range(4 + dims, 4 + 2 * dims)
+        patches = patches.permute(0, 2, 1, *outputs, 3, *kernel)
+        return patches.reshape(m, self.groups, self.positions, stop - start)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is kept in memory."""
+        return (self.inputs,)
+
+
+Left = Dense | OneHot
+Right = Dense | Patches
+Factor = Dense | OneHot | Patches
+
+
+def inner(a: Factor, b: Factor, mine: slice, theirs: slice) -> Tensor:
+    """⟨a_it, b_js⟩ of all positions t of some samples i and s of some j: (g, m·T, m'·T'), float64.
+
+    With a one-hot vector it is a lookup, between two of them a comparison.
+    """
+    if isinstance(a, OneHot):
+        if isinstance(b, OneHot):
+            same = a.index[mine].reshape(-1, 1) == b.index[theirs].reshape(1, -1)
+            return float64(same).unsqueeze(0)
+        return _looked_up(b.dense(theirs), a.index[mine]).mT
+    if isinstance(b, OneHot):
+        return _looked_up(a.dense(mine), b.index[theirs])
+    left = _by_position(float64(a.dense(mine)))
+    right = left if a is b and mine == theirs else _by_position(float64(b.dense(theirs)))
+    return left @ right.mT
+
+
+def _looked_up(dense: Tensor, index: Tensor) -> Tensor:
+    """The entries of (m, 1, T, d) at index (m', T'): (1, m·T, m'·T')."""
+    return float64(_by_position(dense).index_select(2, index.flatten()))
+
+
+def _by_position(values: Tensor) -> Tensor:
+    """(m, g, T, d) → (g, m·T, d)."""
+    return values.transpose(0, 1).flatten(1, 2)
+
+
+def cuts(length: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` (at least one) that cover the length."""
+    size = max(1, size)
+    return (slice(i, min(i + size, length)) for i in range(0, length, size))
+
+
+def distinct_bytes(tensors: Iterator[Tensor]) -> int:
+    """Bytes of the tensors, those that share memory counted once."""
+    return sum({(t.data_ptr(), t.nbytes): t.nbytes for t in tensors}.values())
+
+
+def merged(uses: list[tuple[Left, Right]]) -> list[tuple[Left, Right]]:
+    """The same sum of outer products from fewer uses: those that can be laid end to end are."""
+    plain = [(a, b) for a, b in uses if isinstance(a, Dense) and isinstance(b, Dense)]
+    tokens = [(a, b) for a, b in uses if isinstance(a, OneHot) and isinstance(b, Dense)]
+    rest = [(a, b) for a, b in uses if isinstance(b, Patches)]
+    if len(plain) > 1:
+        joined = (torch.cat([use[side].values for use in plain], 2) for side in (0, 1))
+        plain = [(Dense(next(joined)), Dense(next(joined)))]
+    if len(tokens) > 1:
+        index = OneHot(torch.cat([a.index for a, _ in tokens], 1), tokens[0][0].width)
+        tokens = [(index, Dense(torch.cat([b.values for _, b in tokens], 2)))]
+    return [*plain, *tokens, *rest]

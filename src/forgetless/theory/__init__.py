@@ -1,0 +1,81 @@
+"""Why networks forget: drift, the linearised learner, overlap, exact forgetting and its bounds."""
+
+from forgetless.theory.bounds import Bounds, bounds
+from forgetless.theory.descent import Descent
+from forgetless.theory.drift import drift, model_drift, squared_drift, true_class
+from forgetless.theory.factors import RTOL, Factors, factors
+from forgetless.theory.forecast import forecast
+from forgetless.theory.forecast_model import TangentModel
+from forgetless.theory.forgetting import Contribution, Forgetting, decompose, rotation
+from forgetless.theory.grams import (
+    component_memory,
+    coordinates,
+    gradient_memory,
+    gram_grid,
+    gram_overlap,
+    sample_memory,
+)
+from forgetless.theory.learner import Learned, LinearTask, learn
+from forgetless.theory.outlook import TRUSTED, Forecast, Outlook
+from forgetless.theory.overlap import (
+    learned_overlap,
+    overlap,
+    overlap_spectrum,
+    principal_angles,
+)
+from forgetless.theory.projections import GEMNT, OGD, PCAOGD, SGD, Projection, remembered
+from forgetless.theory.structure import (
+    OverlapDrop,
+    drop_against_overlap,
+    explained_at,
+    explained_variance,
+    kernel_alignment,
+    kernel_change,
+)
+
+__all__ = [
+    "GEMNT",
+    "OGD",
+    "PCAOGD",
+    "RTOL",
+    "SGD",
+    "TRUSTED",
+    "Bounds",
+    "Contribution",
+    "Descent",
+    "Factors",
+    "Forecast",
+    "Forgetting",
+    "Learned",
+    "LinearTask",
+    "Outlook",
+    "OverlapDrop",
+    "Projection",
+    "TangentModel",
+    "bounds",
+    "component_memory",
+    "coordinates",
+    "decompose",
+    "drift",
+    "drop_against_overlap",
+    "explained_at",
+    "explained_variance",
+    "factors",
+    "forecast",
+    "gradient_memory",
+    "gram_grid",
+    "gram_overlap",
+    "kernel_alignment",
+    "kernel_change",
+    "learn",
+    "learned_overlap",
+    "model_drift",
+    "overlap",
+    "overlap_spectrum",
+    "principal_angles",
+    "remembered",
+    "rotation",
+    "sample_memory",
+    "squared_drift",
+    "true_class",
+]

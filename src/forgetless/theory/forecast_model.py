@@ -1,0 +1,196 @@
+"""The network linearised at its present weights, and how it would train."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import final
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from forgetless.errors import require
+from forgetless.linalg import float64, project_out
+from forgetless.tangent import tangent_features
+
+# outputs (n, C), labels (n,) → the mean loss
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@final
+class TangentModel:
+    """f(x; θ₀) + J(x) ω: all outputs of a network, linear in the change ω of its weights.
+
+    Products with the Jacobian J (n·C, p) are by forward and by reverse differentiation; J itself
+    is never built. The network is taken in eval mode.
+
+    Arguments:
+        module: the network; it is not changed.
+        names: the parameters that may move, in the order of ω; by default all that require grad.
+        chunk: samples that go through the network at once when there are many.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str] | None = None, chunk: int = 1024):
+        self.module = module
+        self.chunk = chunk
+        parameters = dict(module.named_parameters())
+        wanted = (
+            list(names)
+            if names is not None
+            else [n for n, p in parameters.items() if p.requires_grad]
+        )
+        self.values: dict[str, Tensor] = {
+            n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
+        }
+        self.shapes = {n: parameters[n].shape for n in wanted}
+        require(bool(wanted), "model", "one without parameters", "a network to be trained")
+        self.theta = torch.cat([self.values[n].flatten() for n in wanted])
+
+    @property
+    def size(self) -> int:
+        """How many numbers ω has."""
+        return self.theta.numel()
+
+    def run(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """The network itself at weights theta, (n, C), for one batch, differentiable in theta."""
+        return self._run(self._named(theta), inputs)
+
+    def outputs(self, inputs: Tensor, change: Tensor | None = None) -> Tensor:
+        """The network itself at θ₀ + change, (n, C)."""
+        theta = self.theta if change is None else self.theta + change
+        with torch.no_grad():
+            parts = [self.run(theta, x) for x in inputs.split(self.chunk)]
+        return torch.cat(parts)
+
+    def push(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """J ω: how the outputs move to first order, (p,) → (n, C)."""
+        tangents = self._named(change)
+        parts = []
+        for x in inputs.split(self.chunk):
+            with torch.no_grad(), forward_ad.dual_level():
+                dual = {
+                    n: forward_ad.make_dual(self.values[n], t.contiguous())
+                    for n, t in tangents.items()
+                }
+                moved = forward_ad.unpack_dual(self._run(dual, x)).tangent
+                parts.append(torch.zeros_like(self._run({}, x)) if moved is None else moved)
+        return torch.cat(parts)
+
+    def pull(self, inputs: Tensor, cotangent: Tensor) -> Tensor:
+        """Jᵀ u: (n, C) → (p,), for one batch."""
+        theta = self.theta.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = self.run(theta, inputs)
+        return torch.autograd.grad(outputs, theta, cotangent)[0]
+
+    def _named(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = theta.split([s.numel() for s in self.shapes.values()])
+        return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self.module, {**self.values, **values}, (inputs,))
+        return outputs
+
+
+def train_linearised(
+    model: TangentModel,
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    batches: Iterable[Tensor],
+    lr: float,
+    *,
+    basis: Tensor | None = None,
+) -> Tensor:
+    """Train the linearised network by SGD: ω ← ω − lr · (I − Vᵀ V) J_Bᵀ ∂loss/∂f_B.
+
+    Arguments:
+        model: the network linearised at its present weights.
+        inputs, labels: the task, (n, *) and (n,).
+        loss: mean loss of a batch's outputs.
+        batches: indices of the samples of each step.
+        lr: learning rate.
+        basis: V, directions that must not be moved along, (K, p), or None.
+
+    Returns:
+        ω, how the weights moved, (p,).
+    """
+    start = model.outputs(inputs)
+    change = torch.zeros_like(model.theta)
+    for index in batches:
+        x = inputs[index]
+        outputs = (start[index] + model.push(x, change)).requires_grad_()
+        with torch.enable_grad():
+            cotangent = torch.autograd.grad(loss(outputs, labels[index]), outputs)[0]
+        gradient = model.pull(x, cotangent)
+        if basis is not None:
+            gradient = project_out(gradient, basis)
+        change = change - lr * gradient
+    return change
+
+
+def train_network(
+    model: TangentModel,
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    batches: Iterable[Tensor],
+    lr: float,
+    *,
+    basis: Tensor | None = None,
+) -> Tensor:
+    """Train the network itself in the same way; returns θ − θ₀, (p,)."""
+    theta = model.theta.clone()
+    for index in batches:
+        theta.requires_grad_()
+        with torch.enable_grad():
+            value = loss(model.run(theta, inputs[index]), labels[index])
+        gradient = torch.autograd.grad(value, theta)[0]
+        if basis is not None:
+            gradient = project_out(gradient, basis)
+        theta = theta.detach() - lr * gradient
+    return theta - model.theta
+
+
+def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> float:
+    """The largest eigenvalue of J Jᵀ / n on a batch, by power iteration."""
+    u = torch.ones_like(model.outputs(inputs))
+    value = 0.0
+    for _ in range(iterations):
+        u = model.push(inputs, model.pull(inputs, u / u.norm()))
+        value = float(u.norm())
+    return value / len(inputs)
+
+
+def train_by_kernel(
+    model: TangentModel,
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    batches: Iterable[Tensor],
+    lr: float,
+    *,
+    basis: Tensor | None = None,
+) -> Tensor:
+    """The same training in function space, for few samples that are seen many times.
+
+    With ω = (I − Vᵀ V) Jᵀ α the outputs are f + K α, K = J (I − Vᵀ V) Jᵀ (m·C, m·C), and a step
+    changes only the α of its batch: α_B ← α_B − lr · ∂loss/∂f_B. Arguments and result are those of
+    `train_linearised`.
+    """
+    start = model.outputs(inputs)
+    phi = tangent_features(model.module, inputs, params=list(model.shapes))
+    kernel = phi.gram()
+    if basis is not None:
+        along = float64(phi @ basis.T)  # J Vᵀ
+        kernel = kernel - along @ along.T
+    kernel = kernel.to(start)
+    alpha = torch.zeros_like(start)
+    for index in batches:
+        rows = torch.arange(start.numel(), device=start.device).view_as(start)[index].flatten()
+        outputs = start[index] + (kernel[rows] @ alpha.flatten()).view_as(start[index])
+        outputs.requires_grad_()
+        with torch.enable_grad():
+            cotangent = torch.autograd.grad(loss(outputs, labels[index]), outputs)[0]
+        alpha[index] -= lr * cotangent
+    change: Tensor = phi.T @ alpha.flatten()
+    return change if basis is None else project_out(change, basis)

@@ -1,0 +1,51 @@
+"""The numbers on the page about the theory are what its Python computes."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgetless import theory
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "theory.md"
+
+
+def test_the_page_says_what_its_python_computes():
+    text = PAGE.read_text("utf-8")
+    names: dict[str, object] = {"__name__": "theory"}
+    with torch.random.fork_rng():
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(block, "theory.md", "exec"), names)
+    parts, learned, trained = names["parts"], names["learned"], names["trained"]
+    assert [f.shape for f in names["features"]] == [(40, 2260)] * 4
+    assert names["z"][0].shape == (40, 160)
+    assert parts.total == pytest.approx(0.2906, abs=1e-4)
+    for other in (learned, trained):
+        assert float(other.drift(0, 3).square().sum()) == pytest.approx(parts.total, rel=1e-8)
+    assert parts.by_task.tolist() == pytest.approx([0.2347, 0.0590, -0.0031], abs=1e-4)
+    assert int(parts.by_direction.argmax()) == 10
+    bound = theory.bounds(learned, 0, 3)
+    assert (bound.printed, bound.valid, bound.tight) == pytest.approx((19.7, 58.9, 7.4), abs=0.1)
+
+    tasks = names["tasks"]
+    sgd = theory.learn(tasks, theory.SGD(), weight_decay=0.1)
+    gem = theory.learn(tasks, theory.GEMNT(10), weight_decay=0.1)
+    spectra = [theory.overlap_spectrum(theory.learned_overlap(x, 0, 3)) for x in (learned, sgd)]
+    assert [float(s[0]) for s in spectra] == pytest.approx([0.33, 0.55], abs=0.01)
+    assert theory.decompose(sgd, 0, 3).total == pytest.approx(5.90, abs=0.01)
+    centred = names["centred"]
+    assert theory.decompose(centred, 0, 3).total == pytest.approx(5.07, abs=0.01)
+    assert names["delta"] == pytest.approx(1.32, abs=0.01)
+    assert theory.bounds(centred, 0, 1).printed == pytest.approx(0.95, abs=0.01)
+    assert theory.bounds(gem, 0, 3).printed > theory.bounds(sgd, 0, 3).printed
+
+
+def test_the_page_names_every_function():
+    text = PAGE.read_text("utf-8")
+    rooms = ("bounds", "drift", "factors", "forgetting", "grams", "learner", "overlap", "structure")
+    for name in theory.__all__:
+        thing = getattr(theory, name)
+        if inspect.isfunction(thing) and thing.__module__.split(".")[-1] in rooms:
+            assert f"`{name}`" in text or f"theory.{name}(" in text, name
