@@ -1,12 +1,13 @@
 """Check forecasts of forgetting against what training really does, on pairs of MNIST tasks.
 
-    python scripts/forecast_mnist.py run [--jobs 8] [--data DIR] [--out results/forecast]
-    python scripts/forecast_mnist.py report [--out results/forecast]
+    python scripts/forecast_mnist.py run [--present] [--jobs 8] [--data DIR] [--out DIR]
+    python scripts/forecast_mnist.py report [--out DIR]
 
 For every ordered pair of tasks of Rotated, Permuted and Split MNIST: a network learns the source
 by SGD with the paper's settings; the forecast says what the target will do to the source, in full
-and in quick mode; then the network learns the target. `run` writes `pairs.json`, `report` the
-table, the statistics and the plot from it.
+and in quick mode; then the network learns the target. `run` writes `pairs.json`, or
+`pairs-present.json` for the network linearised at its present weights, without warm-up; `--only`
+adds single jobs to what is there. `report` makes the table, the statistics and the plot.
 """
 
 import argparse
@@ -72,7 +73,9 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
 
 
-def source_pairs(benchmark: str, source: int, part: int, data: str | None) -> list[dict[str, Any]]:
+def source_pairs(
+    benchmark: str, source: int, part: int, data: str | None, warm_up: bool
+) -> list[dict[str, Any]]:
     """Some of the pairs with one source task: forecast, then measured."""
     torch.set_num_threads(1)
     config = resolve(benchmark, "sgd")
@@ -108,6 +111,7 @@ def source_pairs(benchmark: str, source: int, part: int, data: str | None) -> li
             "source_classes": classes,
             "target_classes": tasks.classes(target),
             "seed": 1000 + target,
+            "warm_up": warm_up,
         }
         onto = samples(tasks.task(target, [SEED]), "train")
         full = forecast(model, (inputs, labels), onto, **options)
@@ -144,20 +148,26 @@ def run(arguments: argparse.Namespace) -> None:
     """All pairs, several at a time; what is done is on disk at once."""
     started = time.perf_counter()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / ("pairs-present.json" if arguments.present else "pairs.json")
     jobs = [
         (benchmark, source, part)
-        for benchmark in arguments.benchmarks.split(",")
+        for benchmark in BENCHMARKS
         for source in range(resolve(benchmark, "sgd").tasks)
         for part in range(PARTS)
     ]
     pairs: list[dict[str, Any]] = []
+    if arguments.only:
+        wanted = arguments.only.split(",")
+        jobs = [job for job in jobs if "/".join(map(str, job)) in wanted]
+        pairs = json.loads(file.read_text("utf-8"))["pairs"]
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        work = [pool.submit(source_pairs, *job, arguments.data or None) for job in jobs]
+        options = arguments.data or None, not arguments.present
+        work = [pool.submit(source_pairs, *job, *options) for job in jobs]
         for done, future in enumerate(as_completed(work), 1):
             pairs += future.result()
             pairs.sort(key=lambda p: (BENCHMARKS.index(p["benchmark"]), p["source"], p["target"]))
             record = {"versions": versions(torch.device("cpu")), "pairs": pairs}
-            (arguments.out / "pairs.json").write_text(json.dumps(record, indent=1), "utf-8")
+            file.write_text(json.dumps(record, indent=1), "utf-8")
             print(f"{time.perf_counter() - started:5.0f} s  {done} of {len(jobs)} jobs", flush=True)
 
 
@@ -187,30 +197,21 @@ def separation(trust: np.ndarray, good: np.ndarray) -> float:
     return float(wins)
 
 
-def report(arguments: argparse.Namespace) -> None:
-    """Table, statistics and plot from `pairs.json`."""
-    record = json.loads((arguments.out / "pairs.json").read_text("utf-8"))
-    pairs = record["pairs"]
-    names = [b for b in BENCHMARKS if any(p["benchmark"] == b for p in pairs)]
+def column(key: str, of: Sequence[dict[str, Any]]) -> np.ndarray:
+    """One number of every pair."""
+    return np.array([p[key] for p in of], float)
 
-    def column(key: str, of: Sequence[dict[str, Any]]) -> np.ndarray:
-        return np.array([p[key] for p in of], float)
 
-    statistics: dict[str, Any] = {}
+def table(pairs: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
+    """Rows of Markdown and statistics, for each benchmark and for all pairs."""
     lines = [
-        "# Forecast against measurement",
-        "",
-        "Made by `scripts/forecast_mnist.py`: every ordered pair of tasks of a benchmark, the",
-        "network trained on the source by SGD with the paper's settings, the change of accuracy on",
-        "the source's test set after training on the target, predicted and measured. In brackets",
-        "95% bootstrap intervals over pairs; the outputs are those of the true class.",
-        "",
         "| pairs of | number | rank correlation of accuracy changes | mean error, points "
         "| correlation of output changes per sample, mean | quick and full differ by, mean (most) "
         "| trust, median |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in (*names, "all"):
+    statistics: dict[str, Any] = {}
+    for name in (*BENCHMARKS, "all"):
         of = [p for p in pairs if name in ("all", p["benchmark"])]
         measured, predicted = column("measured", of), column("predicted", of)
         rank = interval(rank_correlation, predicted, measured)
@@ -229,39 +230,78 @@ def report(arguments: argparse.Namespace) -> None:
             f"| {name} | {len(of)} | {shown(rank)} | {shown(error)} | {shown(outputs)} "
             f"| {quick.mean():.2f} ({quick.max():.2f}) | {np.median(column('trust', of)):.2f} |"
         )
+    return lines, statistics
+
+
+def trust_words(pairs: Sequence[dict[str, Any]], statistics: dict[str, Any]) -> str:
+    """What the trust measure says about how a forecast comes out."""
     error = np.abs(column("predicted", pairs) - column("measured", pairs))
-    correlation = column("correlation", pairs)
-    trust = column("trust", pairs)
-    by_accuracy, by_outputs = error <= GOOD, correlation >= 0.9
-    auc = [interval(separation, trust, good) for good in (by_accuracy, by_outputs)]
-    statistics["separation"] = {"accuracy": auc[0], "outputs": auc[1]}
+    correlation, trust = column("correlation", pairs), column("trust", pairs)
+    by_accuracy = interval(separation, trust, error <= GOOD)
+    by_outputs = interval(separation, trust, correlation >= 0.9)
+    statistics["separation"] = {"accuracy": by_accuracy, "outputs": by_outputs}
     high = trust >= TRUSTED
-    below = f"{error[~high].mean():.1f}" if (~high).any() else "none"
-    outputs_below = f"{correlation[~high].mean():.2f}" if (~high).any() else "none"
+    return (
+        f"With trust of {TRUSTED} or more ({high.sum()} pairs) the accuracy change is wrong by "
+        f"{error[high].mean():.1f} points on average and output changes correlate by "
+        f"{correlation[high].mean():.2f}; below ({(~high).sum()} pairs), by "
+        f"{error[~high].mean():.1f} points and {correlation[~high].mean():.2f}. A pair whose "
+        f"accuracy change came out within {GOOD:g} points has more trust than one that did not "
+        f"with probability {shown(by_accuracy)}; one whose output changes correlate by 0.9 or "
+        f"more, with {shown(by_outputs)}."
+    )
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Table, statistics and plot from the pairs."""
+    records = [
+        json.loads((arguments.out / name).read_text("utf-8"))
+        for name in ("pairs.json", "pairs-present.json")
+    ]
+    pairs, present = (record["pairs"] for record in records)
+    rows, statistics = table(pairs)
+    present_rows, statistics_present = table(present)
     deltas = rank_correlation(column("delta_predicted", pairs), column("delta_measured", pairs))
     delta_and_loss = rank_correlation(column("delta_measured", pairs), -column("measured", pairs))
-    lines += [
+    codes = " and ".join(record["versions"]["code"] for record in records)
+    lines = [
+        "# Forecast against measurement",
         "",
-        f"**Trust.** Above {TRUSTED} ({high.sum()} pairs) the accuracy change is wrong by "
-        f"{error[high].mean():.1f} points on average, below ({(~high).sum()} pairs) by {below}; "
-        f"the mean correlation of output changes is {correlation[high].mean():.2f} and "
-        f"{outputs_below}. A pair whose accuracy change came out within {GOOD:g} points has more "
-        f"trust than one that did not with probability {shown(auc[0])}; one whose output changes "
-        f"correlate by 0.9 or more, with {shown(auc[1])}.",
+        "Made by `scripts/forecast_mnist.py`: every ordered pair of tasks of a benchmark, the",
+        "network trained on the source by SGD with the paper's settings, the change of accuracy on",
+        "the source's test set after training on the target, predicted and measured. In brackets",
+        "95% bootstrap intervals over pairs; the outputs are those of the true class.",
         "",
-        "**Δ is the wrong thing to forecast.** Rank correlation of predicted and measured Δ (mean "
-        f"squared change of the true-class outputs): {deltas:.2f}; of measured Δ and the accuracy "
-        f"that is lost: {delta_and_loss:.2f}.",
+        "## With warm-up (the default)",
+        "",
+        "A copy is trained for a tenth of the steps and linearised there.",
+        "",
+        *rows,
+        "",
+        trust_words(pairs, statistics),
+        "",
+        "![Predicted against measured change of accuracy](forecast.png)",
+        "",
+        "## Linearised at the present weights",
+        "",
+        *present_rows,
+        "",
+        trust_words(present, statistics_present),
+        "",
+        "## Δ is the wrong thing to forecast",
+        "",
+        "Rank correlation of predicted and measured Δ (mean squared change of the true-class "
+        f"outputs): {deltas:.2f}; of measured Δ and the accuracy that is lost: "
+        f"{delta_and_loss:.2f}.",
         "",
         f"A forecast took {np.median(column('seconds', pairs)):.1f} s, a quick one "
         f"{np.median(column('quick_seconds', pairs)):.1f} s (medians, one core). torch "
-        f"{record['versions']['torch']}, code {record['versions']['code']}.",
-        "",
-        "![Predicted against measured change of accuracy](forecast.png)",
+        f"{records[0]['versions']['torch']}, code {codes}.",
     ]
+    both = {"warm-up": statistics, "present": statistics_present}
     (arguments.out / "README.md").write_text("\n".join(lines) + "\n", "utf-8")
-    (arguments.out / "statistics.json").write_text(json.dumps(statistics, indent=1), "utf-8")
-    plot(pairs, names).savefig(arguments.out / "forecast.png", dpi=120)
+    (arguments.out / "statistics.json").write_text(json.dumps(both, indent=1), "utf-8")
+    plot(pairs, BENCHMARKS).savefig(arguments.out / "forecast.png", dpi=120)
     print("\n".join(lines))
 
 
@@ -300,7 +340,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/forecast"))
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--data", default="")
-    parser.add_argument("--benchmarks", default=",".join(BENCHMARKS))
+    parser.add_argument("--present", action="store_true", help="without warm-up")
+    parser.add_argument("--only", default="", help="such as permuted-mnist/13/0: source, part")
     arguments = parser.parse_args()
     run(arguments) if arguments.action == "run" else report(arguments)
 

@@ -113,11 +113,40 @@ def test_a_linear_network_is_forecast_exactly():
 def test_protecting_every_direction_of_the_source_holds_it_still():
     (inputs, labels), target = tasks()
     few = inputs[:4], labels[:4]
-    result = forecast(network(), few, target, lr=0.1, epochs=3, components=(1, 4))
+    options = {"lr": 0.1, "epochs": 3, "warm_up": False}  # exact only where all is linear
+    result = forecast(network(), few, target, components=(1, 4), **options)
     true = few[1].unsqueeze(1)
     moved = [(o.outputs - result.now.outputs).gather(1, true).abs().max() for o in result.protected]
     assert moved[1] < 1e-10 < moved[0]
     assert [o.components for o in result.protected] == [1, 4]
+
+
+def test_a_warm_up_comes_closer_to_real_training():
+    (inputs, labels), (x, y) = tasks()
+    model = network()
+    options = {"lr": 0.3, "epochs": 60, "batch_size": 100}
+    training = Training(lr=0.3, epochs=60, batch_size=100, dtype="float64")
+    trace = fit(TensorScenario([((x, y), (inputs, labels))]), SGD(), model, training=training)
+    trained = network()
+    trained.load_state_dict(trace.weights(0, 0))
+    real = trained(inputs).detach()
+    missed = [
+        (
+            forecast(model, (inputs, labels), (x, y), warm_up=w, **options).plain.outputs - real
+        ).norm()
+        for w in (True, False)
+    ]
+    assert missed[0] < 0.5 * missed[1]
+
+
+def test_linearised_elsewhere():
+    model, (inputs, _) = network(), tasks()[0]
+    tangent = TangentModel(model)
+    change = torch.randn(tangent.size, dtype=torch.float64)
+    moved = tangent.moved(change)
+    torch.testing.assert_close(moved.outputs(inputs), tangent.outputs(inputs, change))
+    torch.testing.assert_close(moved.theta, tangent.theta + change)
+    assert torch.equal(tangent.theta, TangentModel(model).theta)
 
 
 def test_a_basis_is_avoided():

@@ -1,5 +1,6 @@
 """How the per-sample gradients of one parameter are held: as rows, or as sums of outer products."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
 from typing import Protocol, final
@@ -27,8 +28,8 @@ class Block(Protocol):
     def apply(self, v: Tensor) -> Tensor:
         """Their product with v: (size, k) → (n, k)."""
 
-    def combine(self, weights: Tensor) -> Tensor:
-        """Weights times them: (k, n) → (k, size)."""
+    def add_combined(self, weights: Tensor, out: Tensor) -> None:
+        """Add weights times them, (k, n) → (k, size), to `out`."""
 
     def squared_sum(self) -> Tensor:
         """The sum over samples of their squares, (size,)."""
@@ -54,8 +55,8 @@ class Rows:
     def apply(self, v: Tensor) -> Tensor:
         return self.values @ v
 
-    def combine(self, weights: Tensor) -> Tensor:
-        return weights @ self.values
+    def add_combined(self, weights: Tensor, out: Tensor) -> None:
+        out.addmm_(weights, self.values)
 
     def squared_sum(self) -> Tensor:
         return self.values.square().sum(0)
@@ -125,6 +126,12 @@ class Outer:
         grain = max((right.grain for _, right in self.uses), default=1)
         return list(cuts(c, max(1, _SCRATCH // (self.n * g * r * grain)) * grain))
 
+    def _samples(self, left: Left) -> Iterator[slice]:
+        """Cuts of the samples whose factors are not too large."""
+        g, r, c = self.shape
+        width = c if isinstance(left, OneHot) else max(r, c)
+        return cuts(self.n, _SCRATCH // (g * left.positions * width))
+
     def _by_use(self, k: int) -> bool:
         """Whether k products use by use take less than building the gradients first."""
         one_hot = any(isinstance(left, OneHot) for left, _ in self.uses)
@@ -140,7 +147,7 @@ class Outer:
                 out += self.part(columns).flatten(1) @ v[:, :, columns].reshape(-1, k)
             return out
         for left, right in self.uses:
-            for some in cuts(self.n, _SCRATCH // (g * left.positions * max(r, c))):
+            for some in self._samples(left):
                 values = right.dense(some)
                 for j in range(k):
                     if isinstance(left, OneHot):
@@ -150,19 +157,17 @@ class Outer:
                     out[some, j] += product.flatten(1).sum(1)
         return out
 
-    def combine(self, weights: Tensor) -> Tensor:
-        g, r, c = self.shape
+    def add_combined(self, weights: Tensor, out: Tensor) -> None:
         k = len(weights)
-        out = weights.new_zeros(k, g, r, c)
+        out = out.unflatten(1, self.shape)  # (k, g, r, c)
         if not self._by_use(k):
             for columns in self.slices():
-                out[..., columns] = (weights @ self.part(columns).flatten(1)).view(k, g, r, -1)
-            return out.flatten(1)
+                part = self.part(columns)
+                out[..., columns] += (weights @ part.flatten(1)).view(k, *part.shape[1:])
+            return
         for left, right in self.uses:
-            for some in cuts(self.n, _SCRATCH // (g * left.positions * c)):
-                for few in cuts(k, _SCRATCH // (len(self.like[some]) * left.positions * g * r)):
-                    out[few] += _combined(left, right, weights[few, some], some)
-        return out.flatten(1)
+            for some in self._samples(left):
+                _add_combined(left, right, weights[:, some], some, out)
 
     def squared_sum(self) -> Tensor:
         if len(self.uses) == 1:
@@ -177,20 +182,23 @@ class Outer:
         return torch.cat(parts, -1).flatten()
 
 
-def _combined(left: Left, right: Right, weights: Tensor, some: slice) -> Tensor:
-    """Σ_i w_i Σ_t L_it R_itᵀ over some samples, for k weightings: (k, m) → (k, g, r, c)."""
-    k = len(weights)
+def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: Tensor) -> None:
+    """Add Σ_i w_i Σ_t L_it R_itᵀ over some samples, for k weightings (k, m), to (k, g, r, c)."""
+    values = right.dense(some)  # (m, g, T, c)
     if isinstance(left, OneHot):
-        values = right.dense(some)[:, 0]  # (m, T, c)
-        scaled = weights[:, :, None, None] * values
-        out = values.new_zeros(k, left.width, values.shape[-1])
-        return out.index_add_(1, left.index[some].flatten(), scaled.flatten(1, 2)).unsqueeze(1)
-    deltas = left.dense(some).permute(1, 3, 0, 2)  # (g, r, m, T)
-    g, r = deltas.shape[:2]
-    inputs = right.dense(some).transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
-    scaled = weights[None, :, None, :, None] * deltas[:, None]  # (g, k, r, m, T)
-    product = scaled.reshape(g, k * r, -1) @ inputs
-    return product.view(g, k, r, -1).transpose(0, 1)
+        index = left.index[some].flatten()
+        for w, to in zip(weights, out, strict=True):
+            to[0].index_add_(0, index, (w[:, None, None] * values[:, 0]).flatten(0, 1))
+        return
+    inputs = values.transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
+    deltas = left.dense(some).permute(1, 3, 0, 2).contiguous()  # (g, r, m, T)
+    # One weighting at a time: the scaled deltas stay in cache.
+    for w, to in zip(weights, out, strict=True):
+        scaled = (deltas * w[:, None]).flatten(2)
+        if len(scaled) == 1:
+            to[0].addmm_(scaled[0], inputs[0])
+        else:
+            to.baddbmm_(scaled, inputs)
 
 
 def _squared_tokens(left: OneHot, values: Tensor) -> Tensor:
@@ -205,8 +213,8 @@ def _squared_tokens(left: OneHot, values: Tensor) -> Tensor:
     return out.index_add_(0, distinct % left.width, sums.square()).flatten()
 
 
-def kernel(a: Block, b: Block) -> Tensor:
-    """A parameter's part of φ φ'ᵀ, (n, n') in float64.
+def add_kernel(a: Block, b: Block, out: Tensor) -> None:
+    """Add a parameter's part of φ φ'ᵀ to `out`, (n, n') in float64.
 
     Of two blocks of outer products either the rows are built, r · c numbers each, or
     ⟨G_i, G'_j⟩ = Σ_ts ⟨L_it, L'_js⟩ ⟨R_it, R'_js⟩ is summed over pairs of positions, whichever
@@ -214,26 +222,15 @@ def kernel(a: Block, b: Block) -> Tensor:
     """
     if not isinstance(a, Outer) or not isinstance(b, Outer):
         left, right = a.rows(), b.rows()
-        parts = cuts(a.size, _SCRATCH // max(len(left), len(right)))
-        return _sum_of_products([(left[:, some], right[:, some]) for some in parts])
-    if _pairs_are_cheaper(a, b):
-        return _by_positions(a, b)
-    out = float64(a.like.new_zeros(a.n, b.n))
-    for columns in a.slices() if a.n > b.n else b.slices():
-        mine = a.part(columns).flatten(1)
-        out += _sum_of_products([(mine, mine if a is b else b.part(columns).flatten(1))])
-    return out
-
-
-def _sum_of_products(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Σ A Bᵀ in float64, converted one pair at a time."""
-    products = (
-        float64(a) @ float64(b).T if a is not b else (x := float64(a)) @ x.T for a, b in pairs
-    )
-    total = next(products)
-    for product in products:
-        total += product
-    return total
+        for some in cuts(a.size, _SCRATCH // max(len(left), len(right))):
+            out.addmm_(float64(left[:, some]), float64(right[:, some]).T)
+    elif _pairs_are_cheaper(a, b):
+        _add_by_positions(a, b, out)
+    else:
+        for columns in a.slices() if a.n > b.n else b.slices():
+            left = float64(a.part(columns).flatten(1))
+            right = left if a is b else float64(b.part(columns).flatten(1))
+            out.addmm_(left, right.T)
 
 
 def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
@@ -248,19 +245,18 @@ def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
     return by_pairs <= r * c * (1 + building)
 
 
-def _by_positions(a: Outer, b: Outer) -> Tensor:
-    out = float64(a.like.new_zeros(a.n, b.n))
+def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
     side = isqrt(_SCRATCH // a.shape[0])
     for left, right in a.uses:
         for other_left, other_right in b.uses:
             t, s = left.positions, other_left.positions
             for mine in cuts(a.n, side // t):
                 for theirs in cuts(b.n, side // s):
-                    products = inner(left, other_left, mine, theirs)  # (g, m·T, m'·T')
-                    products *= inner(right, other_right, mine, theirs)
-                    summed = products.sum(0) if len(products) > 1 else products[0]
-                    if t * s > 1:
-                        summed = summed.view(-1, t, summed.shape[1]).sum(1)
-                        summed = summed.view(len(summed), -1, s).sum(2)
-                    out[mine, theirs] += summed
-    return out
+                    lefts = inner(left, other_left, mine, theirs)  # (g, m·T, m'·T')
+                    rights = inner(right, other_right, mine, theirs)
+                    if len(lefts) * t * s == 1:
+                        out[mine, theirs].addcmul_(lefts[0], rights[0])
+                        continue
+                    products = (lefts * rights).sum(0)
+                    products = products.view(-1, t, products.shape[1]).sum(1)
+                    out[mine, theirs] += products.view(len(products), -1, s).sum(2)

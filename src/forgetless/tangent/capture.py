@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import hypot
 from typing import final
 
 import torch
@@ -49,19 +50,20 @@ class _Truth:
 
     weights: Tensor  # (n, K)
     gradients: Mapping[str, Tensor | None]
+    # Some gradients are zero but for rounding (of the keys' bias in attention): the rounding of
+    # everything else is their measure.
+    rounding: float
 
     def confirms(self, name: str, blocks: list[Block]) -> bool:
         """Whether the blocks (one a scalar) of a parameter give that sum, up to rounding."""
-        columns = zip(blocks, self.weights.T, strict=True)
-        found = torch.stack([b.combine(w.unsqueeze(0))[0] for b, w in columns]).sum(0)
+        found = self.weights.new_zeros(1, blocks[0].size)
+        for block, weights in zip(blocks, self.weights.T, strict=True):
+            block.add_combined(weights.unsqueeze(0), found)
+        found = found[0]
         gradient = self.gradients[name]
         expected = torch.zeros_like(found) if gradient is None else gradient.flatten()
         eps = torch.finfo(found.dtype).eps
-        # Some gradients are zero but for rounding (of the keys' bias in attention): the rounding
-        # of everything else is their measure.
-        norms = [g.norm() for g in self.gradients.values() if g is not None]
-        rounding = 30 * eps * float(torch.stack(norms).norm()) if norms else 0.0
-        allowed = min(0.1, 20 * eps**0.5) * float(expected.norm()) + rounding
+        allowed = min(0.1, 20 * eps**0.5) * float(expected.norm()) + self.rounding
         return bool((found - expected).norm() <= allowed)
 
 
@@ -88,6 +90,7 @@ def capture(problem: Problem, given_up: frozenset[str] = frozenset()) -> Capture
         deltas = _output_gradients(scalars, calls)
         del scalars
         blocks, rules = _by_rules(problem, calls, deltas, truth)
+        calls.clear()  # and with them the graph
         rest = tuple(name for name in problem.names if name not in rules)
         if rest:
             by_rows, more = _by_rows(problem, rest, truth)
@@ -134,7 +137,9 @@ def _truth(scalars: Tensor, leaves: Mapping[str, Tensor]) -> _Truth:
     weights = torch.rand(scalars.shape, generator=generator) + 0.5
     weights *= torch.randint(0, 2, scalars.shape, generator=generator) * 2 - 1
     weights = weights.to(scalars)
-    return _Truth(weights, gradients_of((weights * scalars).sum(), leaves))
+    gradients = gradients_of((weights * scalars).sum(), leaves)
+    norms = [float(g.norm()) for g in gradients.values() if g is not None]
+    return _Truth(weights, gradients, 30 * torch.finfo(weights.dtype).eps * hypot(*norms))
 
 
 def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]:

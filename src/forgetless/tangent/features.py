@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.errors import ConfigError, require
-from forgetless.linalg import float64, top_eigenpairs
-from forgetless.tangent.blocks import kernel
-from forgetless.tangent.chunks import Chunks, Piece
+from forgetless.linalg import float64
+from forgetless.tangent.blocks import add_kernel
+from forgetless.tangent.chunks import Chunks
 from forgetless.tangent.memory import refuse_more_than_memory
 from forgetless.tangent.problem import Problem, Scalar
+from forgetless.tangent.spectrum import leading_eigenpairs
 
 
 @final
@@ -88,7 +89,9 @@ class TangentFeatures:
                 theirs = mine if other is self and j == i else other._chunks.pieces(j)
                 for a in mine:
                     for b in theirs:
-                        product = _pair(a, b, self.names)
+                        product = out.new_zeros(len(range(n)[a.rows]), len(range(m)[b.rows]))
+                        for name in self.names:
+                            add_kernel(a.blocks[name], b.blocks[name], product)
                         out[a.rows, b.rows] = product
                         if other is self and j > i:
                             out[b.rows, a.rows] = product.T
@@ -116,9 +119,9 @@ class TangentFeatures:
         weights = weights.to(self.like)
         out = weights.new_zeros(len(weights), self.shape[1])
         for piece in self._chunks:
-            some = weights[:, piece.rows]
+            some = weights[:, piece.rows].contiguous()
             for name, columns in self._columns():
-                out[:, columns] += piece.blocks[name].combine(some)
+                piece.blocks[name].add_combined(some, out[:, columns])
         return out
 
     def squared_sum(self) -> Tensor:
@@ -147,9 +150,16 @@ class TangentFeatures:
         accepted = "a count of at least 1 or a share in (0, 1)"
         require(fits and not isinstance(components, bool), "components", components, accepted)
         gram = self.gram()
+        # What centring leaves of samples that are all the same is rounding.
+        rounding = 10 * torch.finfo(gram.dtype).eps * len(self) * float(gram.diagonal().max())
         if centred:
             gram = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
-        values, vectors = top_eigenpairs(gram, None if by_share else int(components))
+        # No closer than the features themselves are known.
+        tolerance = max(1e-10, torch.finfo(self.like.dtype).eps)
+        count = None if by_share else int(components)
+        values, vectors = leading_eigenpairs(gram, count, tolerance)
+        known = int((values > rounding).sum())
+        values, vectors = values[:known], vectors[:, :known]
         if by_share:
             explained = values.cumsum(0) / gram.trace()
             kept = int((explained < components).sum()) + 1
@@ -212,14 +222,6 @@ def features_of(
     return TangentFeatures(Chunks(problem, chunk))
 
 
-def _pair(a: Piece, b: Piece, names: Sequence[str]) -> Tensor:
-    """Φ φ'ᵀ of two pieces, the sum over parameters."""
-    total = kernel(a.blocks[names[0]], b.blocks[names[0]])
-    for name in names[1:]:
-        total += kernel(a.blocks[name], b.blocks[name])
-    return total
-
-
 def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:
     """The factor of a product as columns (length, k), and whether it was a vector."""
     if not isinstance(v, Tensor):
@@ -236,6 +238,9 @@ def _straightened(directions: Tensor) -> Tensor:
     The first directions, the best determined ones, change least.
     """
     gram = float64(directions @ directions.T)
+    off = float((gram - torch.eye(len(gram)).to(gram)).abs().max()) if len(gram) else 0.0
+    if off <= 50 * torch.finfo(directions.dtype).eps:
+        return directions
     factor, failed = torch.linalg.cholesky_ex(gram)
     if bool(failed):
         return directions

@@ -1,5 +1,6 @@
 """The network linearised at its present weights, and how it would train."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
@@ -49,6 +50,12 @@ class TangentModel:
     def size(self) -> int:
         """How many numbers ω has."""
         return self.theta.numel()
+
+    def moved(self, change: Tensor) -> "TangentModel":
+        """The same network linearised at θ₀ + change."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(self._named(self.theta + change), strict=False)
+        return TangentModel(module, list(self.shapes), self.chunk)
 
     def run(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """The network itself at weights theta, (n, C), for one batch, differentiable in theta."""

@@ -1,0 +1,63 @@
+"""Leading eigenpairs of large Gram matrices against LAPACK."""
+
+import pytest
+import torch
+
+from forgetless.linalg import top_eigenpairs
+from forgetless.tangent import spectrum
+from forgetless.tangent.spectrum import leading_eigenpairs
+
+from .reference import random
+
+N = 1100
+
+
+def with_spectrum(values: torch.Tensor) -> torch.Tensor:
+    basis = torch.linalg.qr(random(N, len(values)))[0]
+    return (basis * values) @ basis.T
+
+
+@pytest.fixture
+def lapack(monkeypatch):
+    """How often the whole matrix was handed to LAPACK."""
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return top_eigenpairs(*args)
+
+    monkeypatch.setattr(spectrum, "top_eigenpairs", counted)
+    return calls
+
+
+# eigenvalues → whether the Krylov space is enough
+SPECTRA = {
+    "decay": (torch.arange(1, N + 1).double() ** -2, True),
+    "low rank": (torch.linspace(1, 2, 70).double(), False),
+    "all the same": (torch.ones(N).double(), True),
+    "more equal ones than a block holds": (
+        torch.cat([torch.full((60,), 3.0), torch.linspace(0, 1, N - 60)]).double(),
+        False,
+    ),
+    "slow decay": (torch.linspace(1, 1.2, N).double(), False),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_they_are_those_of_lapack(name, lapack):
+    eigenvalues, is_krylov = SPECTRA[name]
+    gram = with_spectrum(eigenvalues)
+    values, vectors = leading_eigenpairs(gram, 30)
+    expected = eigenvalues.sort(descending=True)[0][:30]
+    torch.testing.assert_close(values, expected, rtol=1e-11, atol=0)
+    torch.testing.assert_close(gram @ vectors, vectors * values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(30).double(), rtol=0, atol=1e-11)
+    assert (lapack == []) == is_krylov
+
+
+def test_small_matrices_and_all_eigenvalues_are_for_lapack(lapack):
+    gram = with_spectrum(torch.arange(1, N + 1).double() ** -2)
+    leading_eigenpairs(gram, None)
+    leading_eigenpairs(gram, N // 5)
+    leading_eigenpairs(gram[:50, :50], 3)
+    assert len(lapack) == 3
