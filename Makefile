@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format bench clean
 
 demo: $(READY)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,ogd,pca-ogd \
@@ -24,6 +24,9 @@ types: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/tangent.py --out
 
 # Installed once, and again when what is to be installed changes.
 $(READY): pyproject.toml constraints.txt

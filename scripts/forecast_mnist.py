@@ -155,18 +155,19 @@ def run(arguments: argparse.Namespace) -> None:
         for source in range(resolve(benchmark, "sgd").tasks)
         for part in range(PARTS)
     ]
-    pairs: list[dict[str, Any]] = []
+    record: dict[str, Any] = {"versions": versions(torch.device("cpu")), "pairs": []}
     if arguments.only:
         wanted = arguments.only.split(",")
         jobs = [job for job in jobs if "/".join(map(str, job)) in wanted]
-        pairs = json.loads(file.read_text("utf-8"))["pairs"]
+        completed_by = record["versions"]
+        record = json.loads(file.read_text("utf-8")) | {"completed_by": completed_by}
+    pairs: list[dict[str, Any]] = record["pairs"]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         options = arguments.data or None, not arguments.present
         work = [pool.submit(source_pairs, *job, *options) for job in jobs]
         for done, future in enumerate(as_completed(work), 1):
             pairs += future.result()
             pairs.sort(key=lambda p: (BENCHMARKS.index(p["benchmark"]), p["source"], p["target"]))
-            record = {"versions": versions(torch.device("cpu")), "pairs": pairs}
             file.write_text(json.dumps(record, indent=1), "utf-8")
             print(f"{time.perf_counter() - started:5.0f} s  {done} of {len(jobs)} jobs", flush=True)
 

@@ -14,9 +14,8 @@ from torch.linalg import vector_norm
 
 # A row is dependent on others when what is left of it, relative to its length, is rounding.
 _RESIDUAL_ULPS = 100.0
-# Eigenvalues of a Gram matrix below this many precisions of its vectors, times the largest one,
-# are noise: 1e-7 of it for float32.
-_NOISE = 1.0
+# Eigenvalues of a float64 Gram matrix below this share of the largest one are rounding.
+_GRAM_ROUNDING = 2e-13
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -141,7 +140,8 @@ def top_eigenpairs(
         w, u = eigh(gram.numpy(), subset_by_index=(first, n - 1), check_finite=False)
         values, vectors = torch.from_numpy(w), torch.from_numpy(np.ascontiguousarray(u))
     values, vectors = values.flip(0), vectors.flip(1)
-    meaningful = values > _NOISE * torch.finfo(dtype).eps * values[:1].clamp_min(0)
+    noise = max(_GRAM_ROUNDING, torch.finfo(dtype).eps)  # 1e-7 for vectors in float32
+    meaningful = values > noise * values[:1].clamp_min(0)
     keep = int(meaningful.sum()) if count is None else min(int(meaningful.sum()), count)
     return values[:keep], vectors[:, :keep]
 

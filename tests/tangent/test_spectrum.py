@@ -5,6 +5,7 @@ import torch
 
 from forgetless.linalg import top_eigenpairs
 from forgetless.tangent import spectrum
+from forgetless.tangent.features import _straightened
 from forgetless.tangent.spectrum import leading_eigenpairs
 
 from .reference import random
@@ -22,9 +23,9 @@ def lapack(monkeypatch):
     """How often the whole matrix was handed to LAPACK."""
     calls = []
 
-    def counted(*args):
+    def counted(*args, **options):
         calls.append(args)
-        return top_eigenpairs(*args)
+        return top_eigenpairs(*args, **options)
 
     monkeypatch.setattr(spectrum, "top_eigenpairs", counted)
     return calls
@@ -61,3 +62,22 @@ def test_small_matrices_and_all_eigenvalues_are_for_lapack(lapack):
     leading_eigenpairs(gram, N // 5)
     leading_eigenpairs(gram[:50, :50], 3)
     assert len(lapack) == 3
+
+
+def test_an_eigenvector_that_was_missed_is_noticed():
+    gram = with_spectrum(torch.arange(1, N + 1).double() ** -2)
+    values, vectors = top_eigenpairs(gram, 20)
+    assert not spectrum._missed_one(gram, values, vectors)
+    for missing in (0, 7):
+        kept = [i for i in range(20) if i != missing]
+        assert spectrum._missed_one(gram, values[kept], vectors[:, kept])
+
+
+def test_directions_that_lost_their_right_angles_get_them_back():
+    rows = torch.linalg.qr(random(40, 6))[0].T
+    bent = rows + 1e-4 * random(6, 40, seed=1)
+    found = _straightened(bent)
+    torch.testing.assert_close(found @ found.T, torch.eye(6).double(), rtol=0, atol=1e-13)
+    first = bent[0] / bent[0].norm()  # the best determined direction stays
+    torch.testing.assert_close(found[0], first, rtol=0, atol=1e-13)
+    assert (found - rows).abs().max() < 1e-3

@@ -157,7 +157,7 @@ class TangentFeatures:
         # No closer than the features themselves are known.
         tolerance = max(1e-10, torch.finfo(self.like.dtype).eps)
         count = None if by_share else int(components)
-        values, vectors = leading_eigenpairs(gram, count, tolerance)
+        values, vectors = leading_eigenpairs(gram, count, tolerance, dtype=self.like.dtype)
         known = int((values > rounding).sum())
         values, vectors = values[:known], vectors[:, :known]
         if by_share:

@@ -10,7 +10,11 @@ _SMALL = 1000  # samples below which LAPACK is fast enough
 
 
 def leading_eigenpairs(
-    gram: Tensor, count: int | None, tolerance: float = 1e-10
+    gram: Tensor,
+    count: int | None,
+    tolerance: float = 1e-10,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """As `linalg.top_eigenpairs`, and faster for few eigenpairs of a large matrix.
 
@@ -22,17 +26,18 @@ def leading_eigenpairs(
         gram: K, (n, n), symmetric positive semi-definite.
         count: how many at most; None means all.
         tolerance: of the residuals, relative to the eigenvalue.
+        dtype: of the features, which decides which small eigenvalues are noise.
 
     Returns:
         eigenvalues (k,), decreasing, and eigenvectors (n, k).
     """
     n = len(gram)
     if count is None or n < _SMALL or 10 * count > n:
-        return top_eigenpairs(gram, count)
+        return top_eigenpairs(gram, count, dtype=dtype)
     gram = float64(gram)
     found = _krylov(gram, count, tolerance)
     if found is None or _missed_one(gram, *found):
-        return top_eigenpairs(gram, count)
+        return top_eigenpairs(gram, count, dtype=dtype)
     return found
 
 
