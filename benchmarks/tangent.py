@@ -115,6 +115,9 @@ def tops(rows: Tensor, at: Setting) -> dict[str, Callable[[], Tensor]]:
         "pca_lowrank(niter=2)": lambda: (
             torch.pca_lowrank(rows, q=COMPONENTS, niter=2, center=False)[2].T
         ),
+        "pca_lowrank(niter=7)": lambda: (
+            torch.pca_lowrank(rows, q=COMPONENTS, niter=7, center=False)[2].T
+        ),
         "randomized_svd": lambda: torch.from_numpy(
             randomized_svd(rows.numpy(), COMPONENTS, random_state=0)[2]
         ),

@@ -18,10 +18,10 @@ class RunBar:
         console = Console(stderr=True)
         self._bars = Bars(
             TextColumn("[bold]{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[where]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=console,
             transient=False,
             disable=not console.is_terminal,
@@ -43,8 +43,8 @@ class RunBar:
     def __call__(self, progress: Progress) -> None:
         """Show the progress of the run."""
         seeds = ",".join(map(str, progress.seeds))
-        where = f"seed {seeds}  task {progress.task}/{progress.tasks}"
-        where += f"  epoch {progress.epoch}/{progress.epochs}"
+        where = f"seed {seeds} task {progress.task}/{progress.tasks}"
+        where += f" epoch {progress.epoch}/{progress.epochs}"
         if progress.accuracy is not None:
-            where += f"  accuracy {progress.accuracy:.1f}%"
+            where += f" accuracy {progress.accuracy:.1f}"
         self._bars.update(self._bar, completed=progress.done, where=where)
