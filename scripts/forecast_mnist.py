@@ -299,8 +299,8 @@ def report(arguments: argparse.Namespace) -> None:
         f"{delta_and_loss:.2f}.",
         "",
         f"A forecast took {np.median(column('seconds', pairs)):.1f} s, a quick one "
-        f"{np.median(column('quick_seconds', pairs)):.1f} s (medians, on one core of a busy machine). torch "
-        f"{records[0]['versions']['torch']}, code {codes}.",
+        f"{np.median(column('quick_seconds', pairs)):.1f} s (medians, on one core of a busy "
+        f"machine). torch {records[0]['versions']['torch']}, code {codes}.",
     ]
     both = {"warm-up": statistics, "present": statistics_present}
     (arguments.out / "README.md").write_text("\n".join(lines) + "\n", "utf-8")

@@ -15,8 +15,8 @@ def trained(tmp_path_factory):
     """A short run on rotated digits, and one with heads."""
     root = tmp_path_factory.mktemp("runs")
     for name in ("rotated", "split"):
+        arguments = ["run", f"{name}-digits", "--method", "sgd", "--seeds", "4,6", *QUICK]
         with pytest.raises(SystemExit) as stopped:
-            arguments = ["run", f"{name}-digits", "--method", "sgd", "--seeds", "4,6", *QUICK]
             main([*arguments, "--json", "--out", str(root / name)])
         assert stopped.value.code == 0
     return root
