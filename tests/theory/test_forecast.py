@@ -8,6 +8,7 @@ from torch.func import functional_call, jacrev
 from forgetless import SGD, ConfigError, DataError, TensorScenario, Training, fit, forecast
 from forgetless.theory import TangentModel
 from forgetless.theory.forecast_model import (
+    Course,
     curvature,
     train_by_kernel,
     train_linearised,
@@ -77,7 +78,7 @@ def test_function_space_and_parameter_space_agree(protected):
     if protected:
         basis = torch.linalg.qr(torch.randn(tangent.size, 5, dtype=torch.float64))[0].T
     changes = [
-        train(tangent, inputs, labels, loss, BATCHES, 0.1, basis=basis)
+        train(tangent, Course(inputs, labels, loss, BATCHES, 0.1, basis))
         for train in (train_linearised, train_by_kernel)
     ]
     torch.testing.assert_close(changes[0], changes[1], atol=1e-10, rtol=1e-8)
@@ -89,8 +90,8 @@ def test_a_linear_networks_linearisation_is_the_network():
     (inputs, labels), (x, y) = tasks()
     tangent = TangentModel(network(linear=True))
     loss = nn.functional.cross_entropy
-    linear = train_linearised(tangent, x, y, loss, BATCHES, 0.1)
-    real = train_network(tangent, x, y, loss, BATCHES, 0.1)
+    course = Course(x, y, loss, BATCHES, 0.1)
+    linear, real = train_linearised(tangent, course), train_network(tangent, course)
     torch.testing.assert_close(linear, real)
     result = forecast(network(linear=True), (inputs, labels), (x, y), lr=0.1, epochs=3)
     assert result.trust == pytest.approx(1, abs=1e-9)

@@ -15,6 +15,7 @@ from forgetless.errors import require
 from forgetless.linalg import orthonormalize
 from forgetless.tangent import tangent_features
 from forgetless.theory.forecast_model import (
+    Course,
     Loss,
     TangentModel,
     curvature,
@@ -32,7 +33,7 @@ _QUICK_SOURCE = 2000
 # Share of the training that is done for real, on a copy.
 _WARM_UP = 0.1
 Held = Tensor | None  # directions that are avoided
-Trainer = Callable[..., Tensor]
+Trainer = Callable[[TangentModel, Course], Tensor]
 
 
 def forecast(
@@ -111,7 +112,7 @@ def forecast(
     linear = train_by_kernel if problem.kernel_is_cheaper(epochs) else train_linearised
 
     def train(how: Trainer, at: TangentModel, batches: Sequence[Tensor], held: Held) -> Tensor:
-        return how(at, x, y, problem.target_loss, batches, lr * merge, basis=held)
+        return how(at, Course(x, y, problem.target_loss, batches, lr * merge, held))
 
     def outlook(held: Held, components: int) -> Outlook:
         if not warm_up:

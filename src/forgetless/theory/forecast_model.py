@@ -1,7 +1,8 @@
 """The network linearised at its present weights, and how it would train."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -98,64 +99,81 @@ class TangentModel:
         return outputs
 
 
-def train_linearised(
-    model: TangentModel,
-    inputs: Tensor,
-    labels: Tensor,
-    loss: Loss,
-    batches: Iterable[Tensor],
-    lr: float,
-    *,
-    basis: Tensor | None = None,
-) -> Tensor:
-    """Train the linearised network by SGD: ω ← ω − lr · (I − Vᵀ V) J_Bᵀ ∂loss/∂f_B.
+@final
+@dataclass(frozen=True)
+class Course:
+    """How a task is to be learned by SGD.
 
     Arguments:
-        model: the network linearised at its present weights.
-        inputs, labels: the task, (n, *) and (n,).
+        inputs, labels: the task, (m, *) and (m,).
         loss: mean loss of a batch's outputs.
         batches: indices of the samples of each step.
         lr: learning rate.
-        basis: V, directions that must not be moved along, (K, p), or None.
-
-    Returns:
-        ω, how the weights moved, (p,).
+        basis: V, directions that no step goes along, orthonormal rows (K, p), or None.
     """
-    start = model.outputs(inputs)
-    change = torch.zeros_like(model.theta)
-    for index in batches:
-        x = inputs[index]
-        outputs = (start[index] + model.push(x, change)).requires_grad_()
+
+    inputs: Tensor
+    labels: Tensor
+    loss: Loss
+    batches: Sequence[Tensor]
+    lr: float
+    basis: Tensor | None = None
+
+    def allowed(self, direction: Tensor) -> Tensor:
+        """(I − Vᵀ V) direction, (p,)."""
+        return direction if self.basis is None else project_out(direction, self.basis)
+
+    def cotangent(self, outputs: Tensor, index: Tensor) -> Tensor:
+        """∂loss/∂outputs on a batch, (b, C)."""
+        outputs = outputs.detach().requires_grad_()
         with torch.enable_grad():
-            cotangent = torch.autograd.grad(loss(outputs, labels[index]), outputs)[0]
-        gradient = model.pull(x, cotangent)
-        if basis is not None:
-            gradient = project_out(gradient, basis)
-        change = change - lr * gradient
+            return torch.autograd.grad(self.loss(outputs, self.labels[index]), outputs)[0]
+
+
+def train_network(model: TangentModel, course: Course) -> Tensor:
+    """Train the network itself; returns how its weights moved, θ − θ₀, (p,)."""
+    theta = model.theta.clone()
+    for index in course.batches:
+        theta.requires_grad_()
+        with torch.enable_grad():
+            outputs = model.run(theta, course.inputs[index])
+            loss = course.loss(outputs, course.labels[index])
+        gradient = torch.autograd.grad(loss, theta)[0]
+        theta = theta.detach() - course.lr * course.allowed(gradient)
+    return theta - model.theta
+
+
+def train_linearised(model: TangentModel, course: Course) -> Tensor:
+    """Train the linearised network: ω ← ω − lr · (I − Vᵀ V) J_Bᵀ ∂loss/∂f_B; returns ω, (p,)."""
+    start = model.outputs(course.inputs)
+    change = torch.zeros_like(model.theta)
+    for index in course.batches:
+        x = course.inputs[index]
+        cotangent = course.cotangent(start[index] + model.push(x, change), index)
+        change = change - course.lr * course.allowed(model.pull(x, cotangent))
     return change
 
 
-def train_network(
-    model: TangentModel,
-    inputs: Tensor,
-    labels: Tensor,
-    loss: Loss,
-    batches: Iterable[Tensor],
-    lr: float,
-    *,
-    basis: Tensor | None = None,
-) -> Tensor:
-    """Train the network itself in the same way; returns θ − θ₀, (p,)."""
-    theta = model.theta.clone()
-    for index in batches:
-        theta.requires_grad_()
-        with torch.enable_grad():
-            value = loss(model.run(theta, inputs[index]), labels[index])
-        gradient = torch.autograd.grad(value, theta)[0]
-        if basis is not None:
-            gradient = project_out(gradient, basis)
-        theta = theta.detach() - lr * gradient
-    return theta - model.theta
+def train_by_kernel(model: TangentModel, course: Course) -> Tensor:
+    """The same in function space, for few samples that are seen many times.
+
+    With ω = (I − Vᵀ V) Jᵀ α the outputs are f + K α, K = J (I − Vᵀ V) Jᵀ (m·C, m·C), and a step
+    changes only the α of its batch: α_B ← α_B − lr · ∂loss/∂f_B.
+    """
+    start = model.outputs(course.inputs)
+    phi = tangent_features(model.module, course.inputs, params=list(model.shapes))
+    kernel = phi.gram()
+    if course.basis is not None:
+        along = float64(phi @ course.basis.T)  # J Vᵀ
+        kernel = kernel - along @ along.T
+    kernel = kernel.to(start)
+    alpha = torch.zeros_like(start)
+    rows = torch.arange(start.numel(), device=start.device).view_as(start)
+    for index in course.batches:
+        moved = kernel[rows[index].flatten()] @ alpha.flatten()
+        cotangent = course.cotangent(start[index] + moved.view_as(start[index]), index)
+        alpha[index] -= course.lr * cotangent
+    return course.allowed(phi.T @ alpha.flatten())
 
 
 def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> float:
@@ -166,38 +184,3 @@ def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> floa
         u = model.push(inputs, model.pull(inputs, u / u.norm()))
         value = float(u.norm())
     return value / len(inputs)
-
-
-def train_by_kernel(
-    model: TangentModel,
-    inputs: Tensor,
-    labels: Tensor,
-    loss: Loss,
-    batches: Iterable[Tensor],
-    lr: float,
-    *,
-    basis: Tensor | None = None,
-) -> Tensor:
-    """The same training in function space, for few samples that are seen many times.
-
-    With ω = (I − Vᵀ V) Jᵀ α the outputs are f + K α, K = J (I − Vᵀ V) Jᵀ (m·C, m·C), and a step
-    changes only the α of its batch: α_B ← α_B − lr · ∂loss/∂f_B. Arguments and result are those of
-    `train_linearised`.
-    """
-    start = model.outputs(inputs)
-    phi = tangent_features(model.module, inputs, params=list(model.shapes))
-    kernel = phi.gram()
-    if basis is not None:
-        along = float64(phi @ basis.T)  # J Vᵀ
-        kernel = kernel - along @ along.T
-    kernel = kernel.to(start)
-    alpha = torch.zeros_like(start)
-    for index in batches:
-        rows = torch.arange(start.numel(), device=start.device).view_as(start)[index].flatten()
-        outputs = start[index] + (kernel[rows] @ alpha.flatten()).view_as(start[index])
-        outputs.requires_grad_()
-        with torch.enable_grad():
-            cotangent = torch.autograd.grad(loss(outputs, labels[index]), outputs)[0]
-        alpha[index] -= lr * cotangent
-    change: Tensor = phi.T @ alpha.flatten()
-    return change if basis is None else project_out(change, basis)
