@@ -26,7 +26,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/tangent.py --out
+	$(BIN)/python benchmarks/tangent.py --repeats 3 --out
 
 # Installed once, and again when what is to be installed changes.
 $(READY): pyproject.toml constraints.txt
