@@ -266,7 +266,9 @@ def report(arguments: argparse.Namespace) -> None:
     present_rows, statistics_present = table(present)
     deltas = rank_correlation(column("delta_predicted", pairs), column("delta_measured", pairs))
     delta_and_loss = rank_correlation(column("delta_measured", pairs), -column("measured", pairs))
-    codes = " and ".join(record["versions"]["code"] for record in records)
+    makers = [r[part] for r in records for part in ("versions", "completed_by") if part in r]
+    codes = ", ".join(sorted({maker["code"] for maker in makers}))
+    torches = ", ".join(sorted({maker["torch"] for maker in makers}))
     lines = [
         "# Forecast against measurement",
         "",
@@ -300,7 +302,7 @@ def report(arguments: argparse.Namespace) -> None:
         "",
         f"A forecast took {np.median(column('seconds', pairs)):.1f} s, a quick one "
         f"{np.median(column('quick_seconds', pairs)):.1f} s (medians, on one core of a busy "
-        f"machine). torch {records[0]['versions']['torch']}, code {codes}.",
+        f"machine). torch {torches}; code {codes}.",
     ]
     both = {"warm-up": statistics, "present": statistics_present}
     (arguments.out / "README.md").write_text("\n".join(lines) + "\n", "utf-8")

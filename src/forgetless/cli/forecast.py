@@ -57,8 +57,8 @@ def forecast_command(
 ) -> None:
     """Predict what learning the next task will do to one that is known.
 
-    Nothing is trained but the network's linearisation, and the first tenth of the steps to see how
-    far it can be trusted.
+    A copy of the network takes the first tenth of the steps, its linearisation the others; how well
+    the one follows the other says how far the forecast can be trusted.
     """
     target = source + 1 if target is None else target
     config, weights, number = _start(run, checkpoint, source, seed)

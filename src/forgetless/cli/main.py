@@ -96,12 +96,7 @@ def run_command(
     console = Console()
     console.print(task_table(trace))
     console.print(comparison_table([trace]))
-    console.print(
-        f"Results are in {folder}; the accuracy matrix as a picture is {picture}",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    _say_where(folder, picture)
 
 
 @app.command("compare")
@@ -141,13 +136,7 @@ def compare_command(
     if as_json:
         typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
         return
-    console = Console()
-    console.print(
-        f"Results are in {folder}; the accuracy matrices as a picture are {picture}",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    _say_where(folder, picture)
 
 
 @app.command("list")
@@ -213,6 +202,12 @@ def _save_picture(traces: list[Trace], folder: Path) -> Path:
 
 
 _INTERRUPTED = 130
+
+
+def _say_where(folder: Path, picture: Path) -> None:
+    words = f"Results are in {folder}; a picture of what was forgotten is {picture}"
+    Console().print(words, soft_wrap=True, markup=False, highlight=False)
+
 
 # The base of typer's own errors, wherever the installed version keeps it.
 _UsageError: type[Exception] = next(
