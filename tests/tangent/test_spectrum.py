@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from forgetless.linalg import top_eigenpairs
-from forgetless.tangent import spectrum
-from forgetless.tangent.features import _straightened
+from forgetless.tangent import spectrum, tangent_features
+from forgetless.tangent.features import _precise_enough, _straightened
 from forgetless.tangent.spectrum import leading_eigenpairs
 
 from .reference import random
@@ -81,3 +81,22 @@ def test_directions_that_lost_their_right_angles_get_them_back():
     first = bent[0] / bent[0].norm()  # the best determined direction stays
     torch.testing.assert_close(found[0], first, rtol=0, atol=1e-13)
     assert (found - rows).abs().max() < 1e-3
+
+
+def test_float32_products_find_the_directions_of_float64():
+    """Even those that explain a millionth of the variance."""
+    scales = torch.logspace(0, -3, 40).double()
+    samples = random(N, 40) * scales
+    model = torch.nn.Linear(40, 1, bias=False)
+    single = tangent_features(model, samples.float()).top(30)
+    double = tangent_features(model.double(), samples).top(30)
+    torch.testing.assert_close(single[0].double(), double[0], rtol=1e-4, atol=0)
+    outside = double[1] - (double[1] @ single[1].double().T) @ single[1].double()
+    assert float(torch.linalg.matrix_norm(outside[:25], 2)) < 1e-3
+
+
+def test_products_that_are_rounded_further_are_not_trusted(monkeypatch):
+    like = torch.empty(0)
+    assert _precise_enough(like).dtype == torch.float32
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert _precise_enough(like).dtype == torch.float64

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64
-from forgetless.tangent.factors import ALL, Dense, Left, OneHot, Right, cuts, inner
+from forgetless.tangent.factors import ALL, Left, OneHot, Right, cuts, multiplied
 
 # Scratch space of one step, in elements: 64 MiB of float64.
-_SCRATCH = 1 << 23
+SCRATCH = 1 << 23
+# Rows of a matrix product: fewer cost time, more only memory.
+_TALL = 1 << 10
 
 
 class Block(Protocol):
@@ -111,7 +111,7 @@ class Outer:
         width = len(range(c)[columns])
         out = self.like.new_zeros(self.n, g, r, width)
         for left, right in self.uses:
-            for some in cuts(self.n, _SCRATCH // (g * left.positions * width)):
+            for some in cuts(self.n, SCRATCH // (g * left.positions * width)):
                 values = right.dense(some, columns)  # (m, g, T, columns)
                 if isinstance(left, OneHot):
                     index = left.index[some].unsqueeze(-1).expand_as(values[:, 0])
@@ -124,13 +124,13 @@ class Outer:
         """Cuts of the c columns whose `part` is not too large."""
         g, r, c = self.shape
         grain = max((right.grain for _, right in self.uses), default=1)
-        return list(cuts(c, max(1, _SCRATCH // (self.n * g * r * grain)) * grain))
+        return list(cuts(c, max(1, SCRATCH // (self.n * g * r * grain)) * grain))
 
     def _samples(self, left: Left) -> Iterator[slice]:
         """Cuts of the samples whose factors are not too large."""
         g, r, c = self.shape
         width = c if isinstance(left, OneHot) else max(r, c)
-        return cuts(self.n, _SCRATCH // (g * left.positions * width))
+        return cuts(self.n, SCRATCH // (g * left.positions * width))
 
     def _by_use(self, k: int) -> bool:
         """Whether k products use by use take less than building the gradients first."""
@@ -192,13 +192,11 @@ def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: T
         return
     inputs = values.transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
     deltas = left.dense(some).permute(1, 3, 0, 2).contiguous()  # (g, r, m, T)
-    # One weighting at a time: the scaled deltas stay in cache.
-    for w, to in zip(weights, out, strict=True):
-        scaled = (deltas * w[:, None]).flatten(2)
-        if len(scaled) == 1:
-            to[0].addmm_(scaled[0], inputs[0])
-        else:
-            to.baddbmm_(scaled, inputs)
+    _, r, m, _ = deltas.shape
+    for few in cuts(len(weights), min(-(-_TALL // r), SCRATCH // deltas.numel())):
+        scaled = deltas.unsqueeze(1) * weights[few].view(1, -1, 1, m, 1)  # (g, few, r, m, T)
+        products = multiplied(scaled.flatten(3).flatten(1, 2), inputs)
+        out[few] += products.unflatten(1, (-1, r)).transpose(0, 1)
 
 
 def _squared_tokens(left: OneHot, values: Tensor) -> Tensor:
@@ -211,52 +209,3 @@ def _squared_tokens(left: OneHot, values: Tensor) -> Tensor:
     sums = values.new_zeros(len(distinct), width).index_add_(0, where, values.reshape(-1, width))
     out = values.new_zeros(left.width, width)
     return out.index_add_(0, distinct % left.width, sums.square()).flatten()
-
-
-def add_kernel(a: Block, b: Block, out: Tensor) -> None:
-    """Add a parameter's part of φ φ'ᵀ to `out`, (n, n') in float64.
-
-    Of two blocks of outer products either the rows are built, r · c numbers each, or
-    ⟨G_i, G'_j⟩ = Σ_ts ⟨L_it, L'_js⟩ ⟨R_it, R'_js⟩ is summed over pairs of positions, whichever
-    takes less arithmetic. For a linear layer on plain vectors that is (D D'ᵀ)∘(A A'ᵀ).
-    """
-    if not isinstance(a, Outer) or not isinstance(b, Outer):
-        left, right = a.rows(), b.rows()
-        for some in cuts(a.size, _SCRATCH // max(len(left), len(right))):
-            out.addmm_(float64(left[:, some]), float64(right[:, some]).T)
-    elif _pairs_are_cheaper(a, b):
-        _add_by_positions(a, b, out)
-    else:
-        for columns in a.slices() if a.n > b.n else b.slices():
-            left = float64(a.part(columns).flatten(1))
-            right = left if a is b else float64(b.part(columns).flatten(1))
-            out.addmm_(left, right.T)
-
-
-def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
-    """Compares multiplications per pair of samples."""
-    _, r, c = a.shape
-    by_pairs = sum(
-        left.positions * other.positions * (c + (r if isinstance(left, Dense) else 1))
-        for left, _ in a.uses
-        for other, _ in b.uses
-    )
-    building = a.positions / max(1, b.n) + b.positions / max(1, a.n)
-    return by_pairs <= r * c * (1 + building)
-
-
-def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
-    side = isqrt(_SCRATCH // a.shape[0])
-    for left, right in a.uses:
-        for other_left, other_right in b.uses:
-            t, s = left.positions, other_left.positions
-            for mine in cuts(a.n, side // t):
-                for theirs in cuts(b.n, side // s):
-                    lefts = inner(left, other_left, mine, theirs)  # (g, m·T, m'·T')
-                    rights = inner(right, other_right, mine, theirs)
-                    if len(lefts) * t * s == 1:
-                        out[mine, theirs].addcmul_(lefts[0], rights[0])
-                        continue
-                    products = (lefts * rights).sum(0)
-                    products = products.view(-1, t, products.shape[1]).sum(1)
-                    out[mine, theirs] += products.view(len(products), -1, s).sum(2)

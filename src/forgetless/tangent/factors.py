@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forgetless.linalg import float64
-
 ALL = slice(None)
 
 
@@ -118,31 +116,37 @@ Right = Dense | Patches
 Factor = Dense | OneHot | Patches
 
 
-def inner(a: Factor, b: Factor, mine: slice, theirs: slice) -> Tensor:
-    """⟨a_it, b_js⟩ of all positions t of some samples i and s of some j: (g, m·T, m'·T'), float64.
+def inner(a: Factor, b: Factor, mine: slice, theirs: slice, like: Tensor) -> Tensor:
+    """⟨a_it, b_js⟩ of all positions t of some samples i and s of some j: (g, m·T, m'·T').
 
-    With a one-hot vector it is a lookup, between two of them a comparison.
+    In the precision of `like`. With a one-hot vector it is a lookup, between two of them a
+    comparison.
     """
     if isinstance(a, OneHot):
         if isinstance(b, OneHot):
             same = a.index[mine].reshape(-1, 1) == b.index[theirs].reshape(1, -1)
-            return float64(same).unsqueeze(0)
-        return _looked_up(b.dense(theirs), a.index[mine]).mT
+            return same.to(like).unsqueeze(0)
+        return _looked_up(b.dense(theirs), a.index[mine], like).mT
     if isinstance(b, OneHot):
-        return _looked_up(a.dense(mine), b.index[theirs])
-    left = _by_position(float64(a.dense(mine)))
-    right = left if a is b and mine == theirs else _by_position(float64(b.dense(theirs)))
-    return left @ right.mT
+        return _looked_up(a.dense(mine), b.index[theirs], like)
+    left = _by_position(a.dense(mine).to(like))
+    right = left if a is b and mine == theirs else _by_position(b.dense(theirs).to(like))
+    return multiplied(left, right.mT)
 
 
-def _looked_up(dense: Tensor, index: Tensor) -> Tensor:
+def _looked_up(dense: Tensor, index: Tensor, like: Tensor) -> Tensor:
     """The entries of (m, 1, T, d) at index (m', T'): (1, m·T, m'·T')."""
-    return float64(_by_position(dense).index_select(2, index.flatten()))
+    return _by_position(dense).index_select(2, index.flatten()).to(like)
 
 
 def _by_position(values: Tensor) -> Tensor:
     """(m, g, T, d) → (g, m·T, d)."""
     return values.transpose(0, 1).flatten(1, 2)
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """A B in each group, (g, ·, ·). A batch of one is slower than no batch."""
+    return torch.mm(a[0], b[0]).unsqueeze(0) if len(a) == 1 else a @ b
 
 
 def cuts(length: int, size: int) -> Iterator[slice]:

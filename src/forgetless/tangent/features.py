@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Self, final
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64
-from forgetless.tangent.blocks import add_kernel
 from forgetless.tangent.chunks import Chunks
+from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.memory import refuse_more_than_memory
 from forgetless.tangent.problem import Problem, Scalar
 from forgetless.tangent.spectrum import leading_eigenpairs
@@ -63,7 +64,7 @@ class TangentFeatures:
 
     def gram(self) -> Tensor:
         """φ φᵀ, (n, n) in float64."""
-        return self._products(self)
+        return self._products(self, float64(self.like))
 
     def cross_gram(self, other: Self) -> Tensor:
         """φ φ'ᵀ, (n, n') in float64, with the features of other samples or at other weights."""
@@ -76,25 +77,23 @@ class TangentFeatures:
             )
         here, there = self.like.device, other.like.device
         require(here == there, "other's device", str(there), f"{here}, as these features'")
-        return self._products(other)
+        return self._products(other, float64(self.like))
 
-    def _products(self, other: Self) -> Tensor:
+    def _products(self, other: Self, like: Tensor) -> Tensor:
+        """φ φ'ᵀ, computed in the precision of `like`."""
         n, m = len(self), len(other)
-        refuse_more_than_memory("the Gram matrix", 8 * n * m, self.like)
-        out = float64(self.like).new_empty(n, m)
+        refuse_more_than_memory("the Gram matrix", like.element_size() * n * m, self.like)
+        out = like.new_zeros(n, m)
         for i in range(len(self._chunks)):
             mine = self._chunks.pieces(i)
             # Of a symmetric matrix only one half.
             for j in range(i if other is self else 0, len(other._chunks)):
                 theirs = mine if other is self and j == i else other._chunks.pieces(j)
-                for a in mine:
-                    for b in theirs:
-                        product = out.new_zeros(len(range(n)[a.rows]), len(range(m)[b.rows]))
-                        for name in self.names:
-                            add_kernel(a.blocks[name], b.blocks[name], product)
-                        out[a.rows, b.rows] = product
-                        if other is self and j > i:
-                            out[b.rows, a.rows] = product.T
+                for a, b in product(mine, theirs):
+                    for name in self.names:
+                        add_kernel(a.blocks[name], b.blocks[name], out[a.rows, b.rows])
+        if other is self:
+            mirror(out)
         return out
 
     def __matmul__(self, v: Tensor) -> Tensor:
@@ -149,19 +148,18 @@ class TangentFeatures:
         fits = 0 < components < 1 if by_share else components >= 1
         accepted = "a count of at least 1 or a share in (0, 1)"
         require(fits and not isinstance(components, bool), "components", components, accepted)
-        gram = self.gram()
+        gram = self._products(self, _precise_enough(self.like))
         # What centring leaves of samples that are all the same is rounding.
         rounding = 10 * torch.finfo(gram.dtype).eps * len(self) * float(gram.diagonal().max())
         if centred:
-            gram = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
-        # No closer than the features themselves are known.
-        tolerance = max(1e-10, torch.finfo(self.like.dtype).eps)
+            exact = float64(gram)
+            gram = (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
         count = None if by_share else int(components)
-        values, vectors = leading_eigenpairs(gram, count, tolerance, dtype=self.like.dtype)
-        known = int((values > rounding).sum())
-        values, vectors = values[:known], vectors[:, :known]
+        values, vectors = leading_eigenpairs(gram, count, dtype=self.like.dtype)
+        kept = int((values > rounding).sum())
+        values, vectors = values[:kept], vectors[:, :kept]
         if by_share:
-            explained = values.cumsum(0) / gram.trace()
+            explained = values.cumsum(0) / float64(gram.diagonal()).sum()
             kept = int((explained < components).sum()) + 1
             values, vectors = values[:kept], vectors[:, :kept]
         weights = (vectors / values.sqrt()).T
@@ -196,6 +194,17 @@ class Transposed:
         u, is_vector = _columns_of(u, len(self.T), "phi.T @ u", self.T.like)
         out = self.T.combine(u.T)
         return out[0] if is_vector else out.T
+
+
+def _precise_enough(like: Tensor) -> Tensor:
+    """An empty tensor in the precision of the Gram matrix from which directions are found.
+
+    Float32 products of float32 features err, entry by entry and at random, by about ε ‖φ_i‖ ‖φ_j‖:
+    as a matrix 2 √n times that, against a largest eigenvalue that grows with n. It is below what
+    counts as noise, and on a CPU takes half the time. Unless float32 products are rounded further.
+    """
+    full = torch.get_float32_matmul_precision() == "highest"
+    return like if like.dtype == torch.float32 and not like.is_cuda and full else float64(like)
 
 
 def features_of(

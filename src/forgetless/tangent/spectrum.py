@@ -1,5 +1,7 @@
 """The largest eigenvalues of a Gram matrix, by a block Krylov method where that is faster."""
 
+from math import inf, log
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,6 @@ _SMALL = 1000  # samples below which LAPACK is fast enough
 def leading_eigenpairs(
     gram: Tensor,
     count: int | None,
-    tolerance: float = 1e-10,
     *,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
@@ -20,13 +21,14 @@ def leading_eigenpairs(
 
     Block Lanczos with full reorthogonalisation: in the space Q of B, K B, K² B, … the projected
     matrix Qᵀ K Q is small, and its eigenpairs are those of K once the residuals ‖K u − λ u‖ are
-    rounding. If the space would have to be too large, LAPACK solves the whole.
+    as small as an error of ε in the features makes them, ε √(λ λ₁). If the space would have to be
+    too large, LAPACK solves the whole.
 
     Arguments:
-        gram: K, (n, n), symmetric positive semi-definite.
+        gram: K, (n, n), symmetric positive semi-definite. It is multiplied in its own precision;
+            all else is done in float64.
         count: how many at most; None means all.
-        tolerance: of the residuals, relative to the eigenvalue.
-        dtype: of the features, which decides which small eigenvalues are noise.
+        dtype: of the features, which decides ε and which small eigenvalues are noise.
 
     Returns:
         eigenvalues (k,), decreasing, and eigenvectors (n, k).
@@ -34,8 +36,7 @@ def leading_eigenpairs(
     n = len(gram)
     if count is None or n < _SMALL or 10 * count > n:
         return top_eigenpairs(gram, count, dtype=dtype)
-    gram = float64(gram)
-    found = _krylov(gram, count, tolerance)
+    found = _krylov(gram, count, max(1e-10, torch.finfo(dtype).eps))
     if found is None or _missed_one(gram, *found):
         return top_eigenpairs(gram, count, dtype=dtype)
     return found
@@ -44,35 +45,56 @@ def leading_eigenpairs(
 def _krylov(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
     n = len(gram)
     limit = n // 4 // _BLOCK * _BLOCK
-    basis = gram.new_empty(limit, n)  # Q, rows
-    projected = gram.new_zeros(limit, limit)  # Q K Qᵀ
     block = _orthonormal(_random_rows(gram))[0]
-    check = 2 * count
+    basis = block.new_empty(limit, n)  # Q, rows
+    projected = block.new_zeros(limit, limit)  # Q K Qᵀ
+    check: float = 3 * count
+    last: tuple[int, float] | None = None
     for start in range(0, limit, _BLOCK):
         stop = start + _BLOCK
         basis[start:stop] = block
-        image = block @ gram
-        coefficients = gram.new_zeros(_BLOCK, stop)
-        for _ in range(2):  # twice is enough
-            part = image @ basis[:stop].T
-            image = image - part @ basis[:stop]
-            coefficients += part
+        image, coefficients = _without(_times(block, gram), basis[:stop])
         projected[start:stop, :stop] = coefficients
         projected[:stop, start:stop] = coefficients.T
         block, norms = _orthonormal(image)
         if stop < check:
             continue
-        check = stop + 2 * _BLOCK
         values, vectors = torch.linalg.eigh(projected[:stop, :stop])
         values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
         # K u − λ u lies in the next block: what u has of the last one, times what led out of it.
         residuals = (norms @ vectors[start:]).norm(dim=0)
-        if bool((residuals <= tolerance * values).all()):
+        excess = float((residuals / (tolerance * (values[0] * values).sqrt())).max())
+        if excess <= 1:
             vectors = basis[:stop].T @ vectors
             # A space that has run out of directions goes on with rounding, not orthogonal to it.
-            off = (vectors.T @ vectors - torch.eye(count).to(gram)).abs().max()
+            off = (vectors.T @ vectors - torch.eye(count).to(vectors)).abs().max()
             return (values, vectors) if float(off) <= 1e-10 else None
+        check, last = _next_check(stop, excess, last), (stop, excess)
     return None
+
+
+def _next_check(size: int, excess: float, last: tuple[int, float] | None) -> float:
+    """The size at which the residuals will be small enough, if they go on falling as they did."""
+    if last is None or not excess < last[1] < inf:
+        return size + 2 * _BLOCK
+    rate = log(last[1] / excess) / (size - last[0])
+    return min(size + log(excess) / rate, size + 6 * _BLOCK)
+
+
+def _times(rows: Tensor, gram: Tensor) -> Tensor:
+    """Rows times K, in the precision in which K is given; as K Qᵀ, which is faster than Q K."""
+    return float64((gram @ rows.to(gram).T).T.contiguous())
+
+
+def _without(rows: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of rows (b, n) outside the basis (k, n), and what was inside it, (b, k)."""
+    inside = rows @ basis.T
+    rest = rows - inside @ basis
+    # What little is left of a row is not at right angles until it has been done again.
+    if bool((rest.norm(dim=1) < 0.1 * inside.norm(dim=1)).any()):
+        more = rest @ basis.T
+        return rest - more @ basis, inside + more
+    return rest, inside
 
 
 def _missed_one(gram: Tensor, values: Tensor, vectors: Tensor) -> bool:
@@ -84,7 +106,7 @@ def _missed_one(gram: Tensor, values: Tensor, vectors: Tensor) -> bool:
     for _ in range(3):
         rows = rows - (rows @ vectors) @ vectors.T
         rows = _orthonormal(rows)[0]
-        image = rows @ gram
+        image = _times(rows, gram)
         seen = torch.linalg.eigvalsh(image @ rows.T)[-1]
         rows = image
     return bool(seen > values[-1] * (1 + 1e-6))
@@ -92,8 +114,8 @@ def _missed_one(gram: Tensor, values: Tensor, vectors: Tensor) -> bool:
 
 def _random_rows(gram: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(len(gram))
-    rows = torch.randn(_BLOCK, len(gram), dtype=gram.dtype, generator=generator)
-    return rows.to(gram.device)
+    rows = torch.randn(_BLOCK, len(gram), dtype=torch.float64, generator=generator)
+    return rows.to(float64(gram[:0]))
 
 
 def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
