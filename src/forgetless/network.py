@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
-from forgetless.tangent import TangentFeatures, features_of
+from forgetless.tangent import Batch, TangentFeatures, features_of
 
 Predicate = Callable[[str], bool]
 
@@ -148,9 +148,8 @@ class Network:
             return features_of(
                 self.module,
                 values,
-                samples.inputs[seed],
+                [Batch((samples.inputs[seed],), {}, belongings)],
                 scalar,
-                *belongings,
                 names=self.protected_names,
             )
         finally:

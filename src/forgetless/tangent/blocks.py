@@ -100,7 +100,7 @@ class Outer:
         return sum(left.positions for left, _ in self.uses)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for use in self.uses for factor in use for t in factor.tensors())
+        return tuple(factor.data for use in self.uses for factor in use)
 
     def rows(self) -> Tensor:
         return self.part(ALL).flatten(1)

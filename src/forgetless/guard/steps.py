@@ -1,0 +1,155 @@
+"""What happens to an optimizer's steps: hooks before and after each of them."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from forgetless.guard.arguments import Projected
+from forgetless.guard.model import GuardedModel, MemoryGradient
+from forgetless.guard.report import Removed
+from forgetless.methods import Method, Nothing, State
+from forgetless.subspace import Subspace
+
+_FULL = 0.95  # share of the steps removed at which there is no room left to learn
+_LOOK_EVERY = 50  # steps between looks at that share, which make a GPU wait
+
+
+@final
+class Steps:
+    """Lets a method change every step of an optimizer.
+
+    Arguments:
+        model: the model.
+        method: the method.
+        project: whether the optimizer's update is changed or the gradient it is given.
+        generator: of random memory batches.
+    """
+
+    def __init__(
+        self,
+        model: GuardedModel,
+        method: Method[Any],
+        project: Projected,
+        generator: torch.Generator,
+    ) -> None:
+        self.model = model
+        self.method = method
+        self.project = project
+        self.generator = generator
+        self._parameters = model.parameters
+        self._handles: list[RemovableHandle] = []
+        self._before: Tensor | None = None
+        self._warned = False
+        self.follow(None)
+
+    def follow(self, state: State | None) -> None:
+        """Change steps by this memory from now on; None for not at all."""
+        self._state = None if isinstance(state, Nothing) else state
+        self._restricted: dict[tuple[int, ...], State] = {}
+        self.removed = Removed(self._parameters.names)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Watch over the steps of this optimizer, and of no other."""
+        self.remove()
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Let the optimizer go its own way."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._state is None:
+            return None
+        if self.project == "update":
+            self._before = self._parameters.read()
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._change_gradients(optimizer)
+            return None
+        # The gradients come into being inside the step: change them there.
+        changed = self._after_closure(closure, optimizer)
+        if len(args) > 1:
+            return (args[0], changed, *args[2:]), kwargs
+        return args, {**kwargs, "closure": changed}
+
+    def _after_closure(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+        def changed() -> Any:
+            loss = closure()
+            self._change_gradients(optimizer)
+            return loss
+
+        return changed
+
+    def _after_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        before, self._before = self._before, None
+        movable = self._parameters.movable() if before is not None else ()
+        if before is None or not movable:
+            return
+        step = self._parameters.read().neg_().add_(before)  # what the optimizer takes away
+        kept = self._changed(step, before, movable)
+        self._parameters.write(before.sub_(kept))
+        self._note(step, kept)
+
+    def _change_gradients(self, optimizer: Optimizer) -> None:
+        movable = self._parameters.movable()
+        if not movable:
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # fused optimizers unscale on their own
+        gradient = self._parameters.gradients()
+        if scale is not None:
+            gradient /= scale.to(gradient.device)
+        kept = self._changed(gradient, self._parameters.read(), movable)
+        if self.method.is_projection:
+            self._note(gradient, kept)
+        if scale is not None:
+            kept = kept * scale.to(kept.device)
+        self._parameters.write_gradients(kept)
+
+    def _changed(self, g: Tensor, theta: Tensor, movable: tuple[int, ...]) -> Tensor:
+        """What the method makes of a step or gradient when only some parameters can move."""
+        state: Any = self._state
+        mask = None
+        if len(movable) < len(self._parameters.names):
+            columns = [self._parameters.columns[i] for i in movable]
+            mask = torch.zeros_like(g[0], dtype=torch.bool)
+            for some in columns:
+                mask[some] = True
+            g = g * mask
+            if isinstance(state, Subspace):
+                if movable not in self._restricted:
+                    self._restricted[movable] = state.restricted(columns)
+                state = self._restricted[movable]
+        loss_grad = MemoryGradient(self.model, theta, mask, self.generator)
+        with torch.no_grad():
+            kept: Tensor = self.method.update(g, state, theta, loss_grad)
+        return kept if mask is None else kept * mask
+
+    def _note(self, step: Tensor, kept: Tensor) -> None:
+        views = self._parameters.views
+        self.removed.note(views(step), views(step - kept))
+        if self._warned or self.removed.steps % _LOOK_EVERY:
+            return
+        share = self.removed.stats().removed
+        if share > _FULL:
+            self._warned = True
+            warnings.warn(
+                f"the protected directions leave no room to learn: {share:.1%} of the steps is "
+                "removed; keep fewer directions (components, samples, max_rank) or protect fewer "
+                "parameters (params)",
+                stacklevel=3,
+            )
