@@ -25,7 +25,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` or a data-parallel wrapper was made of."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inner = model.module
         if not isinstance(inner, nn.Module):
             return model
@@ -60,7 +60,14 @@ def what_to_project(method: Method[Any], project: Projected | None) -> Projected
 def named_storage(storage: str | Storage | None, max_rank: int | None) -> Storage:
     """The storage of that name, with that limit."""
     if not isinstance(storage, Storage):
-        accepted = f"{', '.join(_STORAGES)} or a Storage"
-        require(storage is None or storage in _STORAGES, "storage", storage, accepted)
+        accepted = f"{', '.join(map(repr, _STORAGES))} or a Storage"
+        known = storage is None or (isinstance(storage, str) and storage in _STORAGES)
+        require(known, "storage", storage, accepted)
         storage = _STORAGES[storage or "dense"]
     return storage if max_rank is None else replace(storage, max_rank=max_rank)
+
+
+def function(argument: str, value: Any) -> Any:
+    """A function, or None."""
+    require(value is None or callable(value), argument, value, "a function or None")
+    return value

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from forgetless.errors import ConfigError
 from forgetless.guard.report import in_words
 from forgetless.methods import PCAOGD, Method
 from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
@@ -18,7 +19,7 @@ def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
     if isinstance(method, PCAOGD):
         # All samples that were looked at are kept, and each direction's weights of them.
         count = method.components if isinstance(method.components, int) else method.samples
-        cheaper = method.samples * (factored + 8 * count) < count * row
+        cheaper = method.samples * (factored + 8 * count) + 16 * count**2 < count * row
     else:
         cheaper = factored < row
     return FACTORED if cheaper else DENSE
@@ -28,33 +29,43 @@ def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:
     """The directions in no more than `budget` bytes, and what had to be given up, in words.
 
     Dense rows are first rounded to bfloat16, then the directions that explain least are left out;
-    of factored samples those are left out that the others explain best.
+    of factored samples those are left out that add least to the others. Principal directions of
+    factored samples become rows, for with fewer of them as many samples would stay.
     """
     needed = state.nbytes
     if needed <= budget:
         return state, None
-    before, asked = state.kept_share(), in_words(needed)
-    if isinstance(state, DenseSubspace):
-        storage = replace(state.storage, dtype=torch.bfloat16)
-        rounded = state.stored(storage)
-        if rounded.nbytes <= budget:
-            return rounded, (
-                f"rows rounded to bfloat16: {asked} asked for, {in_words(budget)} given; "
-                "about 1e-3 of a protected component stays in a step"
-            )
-        row = rounded.rows[:, :1].nbytes + 8 * state.rank
-        limit = max(1, budget // row)
-        # The next task is not held to this limit: the budget decides again.
-        cut = state.stored(replace(storage, max_rank=limit))
-        fewer: Subspace = replace(cut, storage=storage)
-        rows = f"{limit} of {state.rank} directions kept, rounded to bfloat16"
-    elif isinstance(state, FactoredSubspace):
-        limit = max(1, state.rank * budget // needed)
-        fewer = state.limited(limit)
-        rows = f"{limit} of {state.rank} samples kept"
-    else:
-        return state, None
-    return fewer, (
-        f"{rows}: {asked} asked for, {in_words(budget)} given; {before:.1%} of the variance was "
-        f"explained, {fewer.kept_share():.1%} is now"
+    before, rank = state.kept_share(), state.rank
+    how: list[str] = []
+    if isinstance(state, FactoredSubspace) and state.has_combinations:
+        state = state.dense()
+        how.append("factored samples made rows")
+    if isinstance(state, DenseSubspace) and state.nbytes > budget:
+        state = state.stored(replace(state.storage, dtype=torch.bfloat16))
+        how.append("rows rounded to bfloat16, which leaves about 1e-3 of a protected component")
+    if state.nbytes > budget:
+        state = _fewer(state, budget)
+        how.append(f"{state.rank} of {rank} directions kept")
+    if state.nbytes > budget:
+        raise ConfigError(
+            f"memory must be enough for at least one direction, {in_words(state.nbytes)} for this "
+            f"model, not {in_words(budget)}"
+        )
+    return state, (
+        f"{', '.join(how)}: {in_words(needed)} asked for, {in_words(budget)} given; {before:.1%} "
+        f"of the variance was explained, {state.kept_share():.1%} is now"
     )
+
+
+def _fewer(state: Subspace, budget: int) -> Subspace:
+    """As many directions as fit, at least one; the next task is not held to their number."""
+    rank = state.rank
+    while rank > 1 and state.nbytes > budget:
+        rank = min(rank - 1, max(1, rank * budget // state.nbytes))
+        if isinstance(state, DenseSubspace):
+            # Rows are rounded already; only their best mixtures are rounded again.
+            cut = state.stored(replace(state.storage, max_rank=rank))
+            state = replace(cut, storage=state.storage)
+        elif isinstance(state, FactoredSubspace):
+            state = state.limited(rank)
+    return state

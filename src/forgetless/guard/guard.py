@@ -1,7 +1,8 @@
 """A continual-learning method attached to anyone's model and optimizer."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, final
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgetless.errors import ConfigError, require
+from forgetless.errors import ConfigError, DataError, require
 from forgetless.guard.arguments import (
     Projected,
+    function,
     named_storage,
     unwrapped,
     usable_optimizer,
@@ -21,8 +23,8 @@ from forgetless.guard.arguments import (
 from forgetless.guard.batches import Remembered, Unpack
 from forgetless.guard.budget import chosen_storage, within
 from forgetless.guard.loading import TaskData
-from forgetless.guard.model import GuardedModel, GuardedTask
-from forgetless.guard.outputs import Named, Output
+from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
+from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names
 from forgetless.guard.report import MemoryReport, Stats, parsed_bytes
 from forgetless.guard.reporting import memory_report
@@ -48,6 +50,7 @@ class Guard:
         method: as `fit` takes it, for example `PCAOGD(components=100)`.
         params: what is protected: None for all trained parameters; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
+            Frozen parameters that are trained later must be chosen so.
         exclude: names or beginnings of names that are not, such as heads.
         project: "update" projects what the optimizer does, "gradient" what it is given (the
             paper's way, exact for plain SGD only); by default the update where the method allows.
@@ -101,24 +104,24 @@ class Guard:
         module = unwrapped(model)
         optimizer = usable_optimizer(optimizer)
         self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
-        self._model = GuardedModel(module, self._parameters, output, loss)
-        self._unpack = unpack
+        self._model = GuardedModel(
+            module, self._parameters, named_output(output), function("loss", loss)
+        )
+        self._unpack = function("unpack", unpack)
         self._budget = None if memory is None else parsed_bytes(memory)
-        self._storage = named_storage(storage, max_rank)
+        self._asked = named_storage(storage, max_rank)
         self._choose_storage = self._budget is not None and storage is None
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
-        self._state: State = self._empty()
-        if self._budget is not None and not isinstance(self._state, Subspace):
+        self._now = self._nothing()
+        if self._budget is not None and not isinstance(self._now.state, Subspace):
             raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")
-        self._tasks = 0
-        self._notes: tuple[str, ...] = ()
         self._steps = Steps(self._model, method, self.project, self._generators[1])
         self._steps.attach(optimizer)
 
     @property
     def tasks(self) -> int:
         """How many tasks are remembered."""
-        return self._tasks
+        return self._now.tasks
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,19 +153,9 @@ class Guard:
         Arguments:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
         """
-        data = TaskData(loader, self._unpack, self._generators[0])
-        if self._choose_storage and not self._tasks:
-            self._choose(data)
-        task = GuardedTask(self._model, data)
-        state = self.method.consolidate(self._state, self._parameters.read(), task)
-        notes = self._notes
-        if self._budget is not None and isinstance(state, Subspace):
-            state, note = within(state, self._budget)
-            if note is not None:
-                warnings.warn(f"task {self._tasks + 1}: {note}", stacklevel=2)
-                notes = (*notes, f"task {self._tasks + 1}: {note}")
-        storage = state.storage if isinstance(state, Subspace) else self._storage
-        self._set(Snapshot(state, storage, self._tasks + 1, notes, self._random()))
+        self._steps.look()
+        with self._all_or_nothing():
+            self._set(self._with_task(self._now, loader))
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is remembered of all earlier tasks, at the present weights.
@@ -172,15 +165,12 @@ class Guard:
         Arguments:
             loaders: data of the earlier tasks, one loader each.
         """
-        require(bool(loaders), "refresh", "no loader", "given at least one loader of earlier tasks")
-        kept = self._state, self._storage, self._tasks, self._notes
-        self._state, self._tasks, self._notes = self._empty(), 0, ()
-        try:
+        require(bool(loaders), "refresh's loaders", "none", "one for each earlier task")
+        with self._all_or_nothing():
+            now = self._nothing()
             for loader in loaders:
-                self.end_task(loader)
-        except BaseException:
-            self._state, self._storage, self._tasks, self._notes = kept
-            raise
+                now = self._with_task(now, loader)
+            self._set(now)
 
     def stats(self) -> Stats:
         """How much of the steps was removed since the latest task was remembered."""
@@ -188,39 +178,72 @@ class Guard:
 
     def memory_report(self) -> MemoryReport:
         """What is kept: bytes, directions and share of variance, per task and per layer."""
-        return memory_report(self._state, self._storage, self._tasks, self._parameters, self._notes)
+        now = self._now
+        return memory_report(now.state, now.storage, now.tasks, self._parameters, now.notes)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is remembered, as tensors: for `torch.save`, or safetensors' `save_file`."""
-        snapshot = Snapshot(self._state, self._storage, self._tasks, self._notes, self._random())
-        return to_dict(snapshot, self.method, self._parameters)
+        now = replace(self._now, generators=self._random())
+        return to_dict(now, self.method, self._parameters)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave; a state of another model is refused."""
-        snapshot = from_dict(state_dict, self.method, self._parameters)
-        for generator, state in zip(self._generators, snapshot.generators, strict=True):
-            generator.set_state(state.clone())
+        with full_precision(self._parameters.device):
+            snapshot = from_dict(state_dict, self.method, self._parameters)
+        self._rewind(snapshot.generators)
         self._set(snapshot)
 
     def _set(self, snapshot: Snapshot) -> None:
-        self._state, self._storage = snapshot.state, snapshot.storage
-        self._tasks, self._notes = snapshot.tasks, snapshot.notes
-        self._steps.follow(self._state)
+        self._now = snapshot
+        self._steps.follow(snapshot.state if snapshot.tasks else None)
 
-    def _empty(self) -> State:
-        state: State = self.method.init(self._parameters.empty(), self._storage)
-        return state
+    def _nothing(self) -> Snapshot:
+        state: State = self.method.init(self._parameters.empty(), self._asked)
+        return Snapshot(state, self._asked, 0, (), self._random())
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What fails half way leaves the guard as it was."""
+        self._parameters.check_current(self._model.module)
+        random = self._random()
+        try:
+            with full_precision(self._parameters.device):
+                yield
+        except BaseException:
+            self._rewind(random)
+            raise
+
+    def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
+        """One more task remembered."""
+        data = TaskData(loader, self._unpack, self._generators[0])
+        if self._choose_storage and not now.tasks:
+            now = self._chosen(now, data)
+        task = GuardedTask(self._model, data)
+        state = self.method.consolidate(now.state, self._parameters.read(), task)
+        task.check()
+        notes, number = now.notes, now.tasks + 1
+        if self._budget is not None and isinstance(state, Subspace):
+            state, note = within(state, self._budget)
+            if note is not None:
+                warnings.warn(f"task {number}: {note}", stacklevel=4)
+                notes = (*notes, f"task {number}: {note}")
+        storage = state.storage if isinstance(state, Subspace) else now.storage
+        return Snapshot(state, storage, number, notes, self._random())
+
+    def _chosen(self, now: Snapshot, data: TaskData) -> Snapshot:
+        """The storage that needs less for this model, by the features of a few samples."""
+        first = next(iter(data.batches()), None)
+        if first is None:
+            raise DataError("the loader has no samples")
+        few = Remembered((first.mapped(lambda t: t[:4]),))
+        kind = chosen_storage(self._model.features(few), self.method)
+        storage = replace(kind, max_rank=self._asked.max_rank)
+        state: State = self.method.init(self._parameters.empty(), storage)
+        return replace(now, state=state, storage=storage, notes=(f"{storage} chosen",))
 
     def _random(self) -> Tensor:
         return torch.stack([generator.get_state() for generator in self._generators])
 
-    def _choose(self, data: TaskData) -> None:
-        """Take the storage that needs less for this model, by the features of a few samples."""
-        first = next(iter(data.batches()), None)
-        if first is None:
-            return
-        few = Remembered((first.mapped(lambda t: t[:4]),))
-        kind = chosen_storage(self._model.features(few), self.method)
-        self._storage = replace(kind, max_rank=self._storage.max_rank)
-        self._state = self._empty()
-        self._notes = (f"{self._storage} chosen for the budget",)
+    def _rewind(self, states: Tensor) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state.clone())

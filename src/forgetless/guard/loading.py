@@ -67,8 +67,9 @@ class TaskData:
             return None
         dataset: Any = loader.dataset
         plain = isinstance(loader.sampler, RandomSampler | SequentialSampler)
-        whole = getattr(loader.sampler, "num_samples", None) in (None, len(dataset))
-        return dataset if plain and whole and loader.batch_size is not None else None
+        batched = loader.batch_size is not None
+        whole = plain and getattr(loader.sampler, "num_samples", None) in (None, len(dataset))
+        return dataset if plain and whole and batched else None
 
     def _chosen(self, dataset: Any, count: int) -> list[Part]:
         index = torch.randperm(len(dataset), generator=self.generator)[:count].tolist()
@@ -86,16 +87,14 @@ class TaskData:
         kept: list[Part] = []
         seen = 0
         for part in self.batches():
-            for i in range(len(part)):
-                seen += 1
-                place = seen - 1
-                if len(kept) == count:
-                    place = int(torch.randint(seen, (1,), generator=self.generator))
-                    if place >= count:
-                        continue
-                one = part.select(torch.tensor([i]))
-                if place == len(kept):
-                    kept.append(one)
-                else:
-                    kept[place] = one
+            here = len(part)
+            # Sample number s, from 1, takes a random one of s places, if that is among the first.
+            chances = torch.rand(here, dtype=torch.float64, generator=self.generator)
+            places = (chances * torch.arange(seen + 1, seen + here + 1)).long().tolist()
+            for i, place in enumerate(places):
+                if len(kept) < count:
+                    kept.append(part.select(torch.tensor([i])))
+                elif place < count:
+                    kept[place] = part.select(torch.tensor([i]))
+            seen += here
         return kept

@@ -1,7 +1,8 @@
 """A user's model as a function of chosen weights: the gradients that methods ask for."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,7 +13,8 @@ from torch.func import functional_call
 from forgetless.errors import ConfigError
 from forgetless.guard.batches import Part, Remembered
 from forgetless.guard.loading import TaskData
-from forgetless.guard.outputs import Named, Output, chosen_output, mean_loss, sample_losses
+from forgetless.guard.losses import check_loss, mean_loss, sample_losses
+from forgetless.guard.outputs import Named, Output, chosen_output
 from forgetless.guard.parameters import Parameters
 from forgetless.tangent import Batch, TangentFeatures, features_of
 
@@ -48,8 +50,8 @@ class GuardedModel:
     def features(self, samples: Remembered) -> TangentFeatures:
         """φ of the protected scalars, at the present weights and in eval mode."""
         with self._eval():
-            scalar = self._scalar(samples.parts[0])
-            return self._per_sample(samples, scalar)
+            scalars = [self._scalar(part) for part in samples.parts]
+            return self._per_sample(samples, scalars[0])
 
     def loss_features(self, samples: Remembered) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""
@@ -67,11 +69,22 @@ class GuardedModel:
         return features_of(self.module, self.values(), batches, scalar, names=self.parameters.names)
 
     def _scalar(self, part: Part) -> Output:
-        """The scalars to protect, once the model has been seen to take the inputs."""
+        """The scalars to protect, once model and target are seen to fit."""
+        outputs, target = self._tried(part)
+        return chosen_output(self.output, outputs, target, part.target)
+
+    def check_loss(self, samples: Remembered) -> None:
+        """Refuse samples that the loss cannot be computed on, before it is needed in a step."""
+        with self._eval():
+            for part in samples.parts:
+                outputs, target = self._tried(part)
+                check_loss(self.loss, outputs, target, part.target)
+
+    def _tried(self, part: Part) -> tuple[Any, Tensor | None]:
+        """The model's outputs for a few of the samples, and their target."""
         few = self._placed(part.mapped(lambda t: t[:2]))
         with torch.no_grad():
-            outputs = self._outputs(few, self.values())
-        return chosen_output(self.output, outputs, few.target)
+            return self._outputs(few, self.values()), few.target
 
     def loss_gradient(self, samples: Remembered, theta: Tensor) -> Tensor:
         """The gradient of the samples' mean loss at theta, (1, p); buffers stay as they are."""
@@ -116,6 +129,17 @@ class GuardedModel:
                 module.training = training
 
 
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """As if the user's code were not in autocast or inference mode; nothing compiled is run."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if "torch._dynamo" in sys.modules:  # it takes seconds to import
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
 @final
 class GuardedTask:
     """`FinishedTask`: what a method may ask of the task that was just learned."""
@@ -123,6 +147,7 @@ class GuardedTask:
     def __init__(self, model: GuardedModel, data: TaskData) -> None:
         self.model = model
         self.data = data
+        self._drawn: Remembered | None = None
 
     @property
     def size(self) -> int:
@@ -131,11 +156,18 @@ class GuardedTask:
 
     def draw(self, count: int) -> Remembered:
         """A random choice of its training samples."""
-        return self.data.draw(count)
+        self._drawn = self.data.draw(count)
+        return self._drawn
 
     def features(self, samples: Remembered) -> Sequence[TangentFeatures]:
         """φ of the samples' protected scalars."""
+        self._drawn = None
         return [self.model.features(samples)]
+
+    def check(self) -> None:
+        """Refuse samples that are kept for their loss and have none."""
+        if self._drawn is not None:
+            self.model.check_loss(self._drawn)
 
     def squared_loss_gradients(self) -> Tensor:
         """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""

@@ -62,23 +62,38 @@ class Parameters:
         pairs = zip(self.columns, self.tensors, strict=True)
         return [vector[0, columns].view(t.shape) for columns, t in pairs]
 
-    def read(self, out: Tensor | None = None) -> Tensor:
+    def read(self) -> Tensor:
         """The parameters, (1, p)."""
-        out = self.empty() if out is None else out
+        out = self.empty()
         with torch.no_grad():
             torch._foreach_copy_(self.views(out), self.tensors)
         return out
 
-    def write(self, vector: Tensor) -> None:
-        """Set the parameters."""
+    def add(self, vector: Tensor) -> None:
+        """Add a vector to the parameters."""
         with torch.no_grad():
-            torch._foreach_copy_(self.tensors, self.views(vector))
+            torch._foreach_add_(self.tensors, self.views(vector))
 
-    def movable(self) -> tuple[int, ...]:
-        """Which parameters an optimizer moves now: those that have a gradient."""
-        return tuple(
-            i for i, t in enumerate(self.tensors) if t.requires_grad and t.grad is not None
-        )
+    def movable(self, optimizer: Optimizer) -> tuple[int, ...]:
+        """Which parameters the optimizer moves now: those that it has and that have a gradient."""
+        moves = {
+            id(p)
+            for group in optimizer.param_groups
+            if not _is_zero(group.get("lr"))
+            for p in group["params"]
+            if p.grad is not None
+        }
+        return tuple(i for i, t in enumerate(self.tensors) if id(t) in moves)
+
+    def check_current(self, module: nn.Module) -> None:
+        """Refuse a model whose parameters are others than at first."""
+        own = dict(module.named_parameters())
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            if own.get(name) is not tensor or tuple(tensor.shape) != self.shapes[name]:
+                raise ConfigError(
+                    f"the model's {name} is another parameter than when the guard was made; make "
+                    "a new guard, and give it the old one's state_dict"
+                )
 
     def gradients(self) -> Tensor:
         """The gradients, (1, p), zero where there is none."""
@@ -90,37 +105,38 @@ class Parameters:
                         f"the gradient of {name} is sparse: use project='update', or a layer "
                         "with sparse=False"
                     )
-                view.copy_(tensor.grad)
+                view.copy_(tensor.grad.detach())
         return out
 
-    def write_gradients(self, vector: Tensor) -> None:
-        """Set the gradients of parameters that have one."""
-        for view, tensor in zip(self.views(vector), self.tensors, strict=True):
-            if tensor.grad is not None:
-                tensor.grad.copy_(view)
+    def write_gradients(self, vector: Tensor, movable: Sequence[int]) -> None:
+        """Set the gradients of these parameters."""
+        views = self.views(vector)
+        for i in movable:
+            gradient = self.tensors[i].grad
+            if gradient is not None:
+                gradient.detach().copy_(views[i])
 
 
 def protected_names(
     module: nn.Module, optimizer: Optimizer, params: Params, exclude: Sequence[str]
 ) -> tuple[str, ...]:
-    """The parameters that are chosen, trained by the optimizer, and not excluded."""
+    """The chosen parameters that the optimizer has, without the excluded ones.
+
+    If nothing is chosen, those that require a gradient; a frozen one must be chosen.
+    """
     own = dict(module.named_parameters())
-    if not isinstance(params, str | nn.Module | Iterable) and callable(params):
+    if params is None:
+        chosen = [name for name, p in own.items() if p.requires_grad]
+    elif callable(params) and not isinstance(params, nn.Module):
         chosen = [name for name in own if params(name)]
-    elif params is None:
-        chosen = list(own)
     else:
         chosen = list(chosen_names(module, _spelled(params)))
+    left_out = _left_out(module, exclude)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for prefix in (exclude,) if isinstance(exclude, str) else exclude:
-        known = any(_within(name, prefix) for name in own)
-        require(known, "exclude", prefix, "a name or the beginning of one, such as 'head'")
-        chosen = [name for name in chosen if not _within(name, prefix)]
-    names = [n for n in chosen if own[n].requires_grad and id(own[n]) in trained]
+    names = [n for n in chosen if n not in left_out and id(own[n]) in trained]
     if not names:
         raise ConfigError(
-            "there is nothing to protect: none of the chosen parameters is in the optimizer and "
-            "requires a gradient"
+            "there is nothing to protect: none of the chosen parameters is trained by the optimizer"
         )
     for name in names:
         real = own[name].is_floating_point()
@@ -128,8 +144,23 @@ def protected_names(
     return tuple(names)
 
 
-def _within(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")
+def _left_out(module: nn.Module, exclude: Sequence[str]) -> set[str]:
+    """The parameters that `exclude` names, tied ones by any of their names."""
+    name_of = {id(p): name for name, p in module.named_parameters()}
+    aliases = [(a, name_of[id(p)]) for a, p in module.named_parameters(remove_duplicate=False)]
+    accepted = "names of parameters or beginnings of them, such as 'head'"
+    require(isinstance(exclude, str | Iterable), "exclude", exclude, accepted)
+    found: set[str] = set()
+    for prefix in (exclude,) if isinstance(exclude, str) else exclude:
+        mine = {name for a, name in aliases if a == prefix or a.startswith(f"{prefix}.")}
+        require(isinstance(prefix, str) and bool(mine), "exclude", prefix, accepted)
+        found |= mine
+    return found
+
+
+def _is_zero(lr: object) -> bool:
+    # A tensor may be on a GPU, which would have to be waited for.
+    return isinstance(lr, int | float) and lr == 0
 
 
 def _spelled(
@@ -138,6 +169,8 @@ def _spelled(
     """Modules among the choices as their parameters."""
     if isinstance(params, nn.Module | str | nn.Parameter):
         return [params] if isinstance(params, nn.Parameter) else params
+    accepted = "names, modules, parameters, a list of them or a function of the name"
+    require(isinstance(params, Iterable), "params", params, accepted)
     spelled: list[str | nn.Parameter] = []
     for one in params:
         spelled += list(one.parameters()) if isinstance(one, nn.Module) else [one]

@@ -1,6 +1,7 @@
 """What a guard tells: how much it removes of the steps, and what it keeps in memory."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forgetless.errors import require
+from forgetless.linalg import float64
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -18,7 +20,8 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 class Stats:
     """How much of the steps was removed, since the latest task was remembered.
 
-    A share is of the step's squared length: 1 means that nothing of the step is left.
+    A share is of the steps' squared length: 1 means that nothing is left of them. What a projection
+    puts into a parameter counts as removed from it, to a share of at most 1.
 
     Arguments:
         steps: how many steps were looked at.
@@ -51,7 +54,9 @@ class Removed:
     def note(self, step: Sequence[Tensor], removed: Sequence[Tensor]) -> None:
         """One more step, as it was and what was taken out of it, parameter by parameter."""
         norms = [torch.stack(torch._foreach_norm(list(part))) for part in (step, removed)]
-        self.last = torch.stack(norms).square()
+        squares = float64(torch.stack(norms)).square()
+        # A step that overflowed is one that `GradScaler` leaves out.
+        self.last = torch.where(squares.isfinite().all(), squares, torch.zeros_like(squares))
         self.sums = self.last if self.sums is None else self.sums + self.last
         self.steps += 1
 
@@ -59,14 +64,18 @@ class Removed:
         """The shares so far."""
         if self.sums is None or self.last is None:
             return Stats(0, 0.0, 0.0, dict.fromkeys(self.names, 0.0))
-        whole, removed = (self.sums / self.sums[0].sum().clamp_min(1e-300)).double().cpu()
-        layers = (removed / whole.clamp_min(1e-300)).clamp(max=1.0).tolist()
+        sums, last = self.sums.cpu(), self.last.cpu()
+        layers = [_share(removed, whole) for whole, removed in sums.T.tolist()]
         return Stats(
             self.steps,
-            min(1.0, float(removed.sum())),
-            min(1.0, float(self.last[1].sum() / self.last[0].sum().clamp_min(1e-30))),
+            _share(float(sums[1].sum()), float(sums[0].sum())),
+            _share(float(last[1].sum()), float(last[0].sum())),
             dict(zip(self.names, layers, strict=True)),
         )
+
+
+def _share(removed: float, whole: float) -> float:
+    return min(1.0, removed / whole) if whole > 0 else 0.0
 
 
 @final
@@ -77,8 +86,8 @@ class TaskMemory:
     Arguments:
         directions: that were new with it; 0 for methods that keep none.
         bytes: of memory.
-        share: of the variance of its samples' features that was remembered; None for methods that
-            keep no directions.
+        share: of the variance of its samples' features that was remembered when it ended; None
+            for methods that keep no directions.
     """
 
     directions: int
@@ -135,15 +144,13 @@ def in_words(count: float) -> str:
 def parsed_bytes(memory: str | int) -> int:
     """A number of bytes from "512MB", "1.5 GiB" or an integer."""
     accepted = "a number of bytes such as '512MB', '1.5GiB' or 10_000_000"
+    count = -1.0
     if isinstance(memory, str):
         text = memory.strip().lower().replace(" ", "")
         digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-        unit = text[len(digits) :] or "b"
-        try:
-            count = float(digits) * _UNITS[unit]
-        except (ValueError, KeyError):
-            require(False, "memory", memory, accepted)
-    else:
+        with suppress(ValueError, KeyError):
+            count = float(digits) * _UNITS[text[len(digits) :] or "b"]
+    elif isinstance(memory, int | float) and not isinstance(memory, bool):
         count = float(memory)
-    require(0 < count < float("inf") and not isinstance(memory, bool), "memory", memory, accepted)
+    require(1 <= count < float("inf"), "memory", memory, accepted)
     return int(count)

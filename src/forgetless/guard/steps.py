@@ -9,14 +9,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from forgetless.errors import ConfigError
 from forgetless.guard.arguments import Projected
-from forgetless.guard.model import GuardedModel, MemoryGradient
+from forgetless.guard.model import GuardedModel, MemoryGradient, full_precision
 from forgetless.guard.report import Removed
 from forgetless.methods import Method, Nothing, State
 from forgetless.subspace import Subspace
 
 _FULL = 0.95  # share of the steps removed at which there is no room left to learn
 _LOOK_EVERY = 50  # steps between looks at that share, which make a GPU wait
+_PATTERNS = 8  # choices of movable parameters whose restricted subspaces are kept
 
 
 @final
@@ -55,6 +57,7 @@ class Steps:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Watch over the steps of this optimizer, and of no other."""
+        self._check(optimizer)
         self.remove()
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -66,6 +69,22 @@ class Steps:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _check(self, optimizer: Optimizer) -> None:
+        mine = {id(t): n for n, t in zip(self._parameters.names, self._parameters.tensors)}
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not trained & mine.keys():
+            raise ConfigError("the optimizer trains none of the protected parameters")
+        hooks = optimizer._optimizer_step_post_hooks.values()
+        for other in (getattr(hook, "__self__", None) for hook in hooks):
+            if not isinstance(other, Steps) or other is self:
+                continue
+            common = [mine[id(t)] for t in other._parameters.tensors if id(t) in mine]
+            if common and self.project == other.project == "update":
+                raise ConfigError(
+                    f"another guard projects this optimizer's steps of {common[0]} already, and "
+                    "of two projections only the last one holds; call its remove() first"
+                )
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -97,16 +116,17 @@ class Steps:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         before, self._before = self._before, None
-        movable = self._parameters.movable() if before is not None else ()
+        movable = () if before is None else self._parameters.movable(optimizer)
         if before is None or not movable:
             return
-        step = self._parameters.read().neg_().add_(before)  # what the optimizer takes away
-        kept = self._changed(step, before, movable)
-        self._parameters.write(before.sub_(kept))
-        self._note(step, kept)
+        after = self._parameters.read()
+        step = torch.sub(before, after, out=after)  # what the optimizer takes away
+        removed = step - self._changed(step, before, movable)
+        self._parameters.add(removed)
+        self._note(step, removed)
 
     def _change_gradients(self, optimizer: Optimizer) -> None:
-        movable = self._parameters.movable()
+        movable = self._parameters.movable(optimizer)
         if not movable:
             return
         scale = getattr(optimizer, "grad_scale", None)  # fused optimizers unscale on their own
@@ -115,10 +135,10 @@ class Steps:
             gradient /= scale.to(gradient.device)
         kept = self._changed(gradient, self._parameters.read(), movable)
         if self.method.is_projection:
-            self._note(gradient, kept)
+            self._note(gradient, gradient - kept)
         if scale is not None:
             kept = kept * scale.to(kept.device)
-        self._parameters.write_gradients(kept)
+        self._parameters.write_gradients(kept, movable)
 
     def _changed(self, g: Tensor, theta: Tensor, movable: tuple[int, ...]) -> Tensor:
         """What the method makes of a step or gradient when only some parameters can move."""
@@ -131,18 +151,29 @@ class Steps:
                 mask[some] = True
             g = g * mask
             if isinstance(state, Subspace):
-                if movable not in self._restricted:
-                    self._restricted[movable] = state.restricted(columns)
-                state = self._restricted[movable]
+                state = self._within(state, movable, columns)
         loss_grad = MemoryGradient(self.model, theta, mask, self.generator)
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(g.device):
             kept: Tensor = self.method.update(g, state, theta, loss_grad)
         return kept if mask is None else kept * mask
 
-    def _note(self, step: Tensor, kept: Tensor) -> None:
+    def _within(self, state: Subspace, movable: tuple[int, ...], columns: list[slice]) -> State:
+        """The subspace restricted to these columns, computed once for every choice of them."""
+        if movable not in self._restricted:
+            if len(self._restricted) == _PATTERNS:
+                self._restricted.pop(next(iter(self._restricted)))
+            self._restricted[movable] = state.restricted(columns)
+        return self._restricted[movable]
+
+    def _note(self, step: Tensor, removed: Tensor) -> None:
         views = self._parameters.views
-        self.removed.note(views(step), views(step - kept))
-        if self._warned or self.removed.steps % _LOOK_EVERY:
+        self.removed.note(views(step), views(removed))
+        if self.removed.steps % _LOOK_EVERY == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Warn, once, if the steps that were seen have nearly all been removed."""
+        if self._warned or not self.removed.steps:
             return
         share = self.removed.stats().removed
         if share > _FULL:
@@ -151,5 +182,5 @@ class Steps:
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
                 "removed; keep fewer directions (components, samples, max_rank) or protect fewer "
                 "parameters (params)",
-                stacklevel=3,
+                stacklevel=5,
             )

@@ -13,6 +13,9 @@ from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
 from forgetless.tangent import TangentFeatures
 
+# Numbers that are made float64 at once.
+_EXACT = 1 << 22
+
 
 @final
 @dataclass(frozen=True)
@@ -71,14 +74,16 @@ class DenseSubspace:
         gram = torch.zeros_like(self.moments)
         for some in columns:
             mask[some] = True
-            part = _full(self.rows[..., some])
-            gram += (part @ part.mT).to(gram)
-        return replace(self, movable=(mask, torch.linalg.pinv(gram, rtol=1e-6, hermitian=True)))
+            # In float64, so that directions with little in these columns are not lost in rounding.
+            for part in self.rows[..., some].split(max(1, _EXACT // max(1, self.rank)), dim=2):
+                exact = float64(part).to(gram.device)
+                gram += exact @ exact.mT
+        return replace(self, movable=(mask, torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
         vectors = [phi.dense() for phi in features]
-        return self._extended(vectors, [float(float64(v).square().sum()) for v in vectors])
+        return self._extended(vectors, [_squared(v) for v in vectors])
 
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
@@ -107,8 +112,7 @@ class DenseSubspace:
             inside = float64(v @ basis.T)
             moments.add_(inside.T @ inside, alpha=1 / max(total, 1e-300))
         shares = [
-            float(float64(v).square().sum()) / max(total, 1e-300)
-            for v, total in zip(vectors, totals, strict=True)
+            _squared(v) / max(total, 1e-300) for v, total in zip(vectors, totals, strict=True)
         ]
         record = self.record.with_task([len(n) for n in new], shares)
         grown_self = replace(self, rows=rows, moments=grown, record=record)
@@ -151,10 +155,16 @@ class DenseSubspace:
     ) -> Self:
         """From what `tensors` gave for each seed."""
         device = theta.device if storage.device is None else storage.device
-        rows = torch.stack([tensors["directions"] for tensors in of_seeds]).to(device)
+        of_each = [tensors["directions"].to(device) for tensors in of_seeds]
+        rows = of_each[0].unsqueeze(0) if len(of_each) == 1 else torch.stack(of_each)
         moments = torch.stack([tensors["moments"] for tensors in of_seeds])
         record = Record.restore(of_seeds)
         return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
+
+
+def _squared(vectors: Tensor) -> float:
+    """Σ of all squares, summed in float64."""
+    return float(torch.linalg.vector_norm(vectors, dtype=float64(vectors.new_empty(0)).dtype)) ** 2
 
 
 def _full(rows: Tensor) -> Tensor:

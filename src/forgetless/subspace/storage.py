@@ -22,10 +22,10 @@ class Storage:
         dtype: of dense rows; None is that of the weights. In bfloat16 about 1e-3 of a protected
             component stays in a step.
         device: of dense rows; None is where the weights are. Rows elsewhere travel at every step.
-        max_rank: the most directions that are kept. When there are more, dense rows are replaced
-            by the directions that explain most of the variance of all tasks' remembered features,
-            every task counting the same; of factored samples those stay that explain the others
-            best.
+        max_rank: the most directions that are kept. When there are more, those stay that explain
+            most of the variance of all tasks' remembered features, every task counting the same:
+            of dense rows the best mixtures, of factored samples those that add most, one after
+            the other.
     """
 
     kind: Kind = "dense"
@@ -35,10 +35,18 @@ class Storage:
 
     def __post_init__(self) -> None:
         require(self.kind in ("dense", "factored"), "storage", self.kind, "'dense' or 'factored'")
-        whole = self.max_rank is None or self.max_rank >= 1
-        require(whole, "max_rank", self.max_rank, "at least 1")
-        real = self.dtype is None or self.dtype.is_floating_point
+        whole = self.max_rank is None or (
+            isinstance(self.max_rank, int)
+            and not isinstance(self.max_rank, bool)
+            and self.max_rank >= 1
+        )
+        require(whole, "max_rank", self.max_rank, "a whole number of at least 1, or None")
+        real = self.dtype is None or (
+            isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
+        )
         require(real, "the storage's dtype", self.dtype, "a floating-point type")
+        there = self.device is None or isinstance(self.device, torch.device)
+        require(there, "the storage's device", self.device, "a torch.device or None")
         plain = self.kind == "dense" or (self.dtype is None and self.device is None)
         require(plain, "storage", "factored with a dtype or device", "factored as it is")
 

@@ -71,11 +71,16 @@ def held(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
         starts = [0, *accumulate(count for _, count in parts)]
         some = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
         parts = [
-            ({name: _selected(block, index) for name, block in blocks.items()}, len(index))
+            (_selected(blocks, index), len(index))
             for (blocks, _), index in zip(parts, some, strict=True)
             if len(index)
         ]
     return TangentFeatures(Held(phi.names, phi.sizes, phi.like, _merged(parts)))
+
+
+def nothing_held(phi: TangentFeatures) -> TangentFeatures:
+    """No rows of these features; those of others can be joined to it."""
+    return TangentFeatures(Held(phi.names, phi.sizes, phi.like, ()))
 
 
 def joined(*features: TangentFeatures) -> TangentFeatures:
@@ -93,13 +98,18 @@ def held_bytes(phi: TangentFeatures) -> int:
 
 
 def bytes_by_parameter(phi: TangentFeatures) -> dict[str, int]:
-    """What held features of each parameter take; what a bias shares with its weight is twice."""
+    """What held features of each parameter take; what parameters share counts for the first."""
     source = phi.source
     parts = source.parts if isinstance(source, Held) else ()
-    return {
-        name: sum(t.nbytes for blocks, _ in parts for t in blocks[name].tensors())
-        for name in phi.names
-    }
+    seen: set[object] = set()
+    sizes = dict.fromkeys(phi.names, 0)
+    for blocks, _ in parts:
+        for name in phi.names:
+            for tensor in blocks[name].tensors():
+                key = same_memory(tensor)
+                sizes[name] += 0 if key in seen else tensor.nbytes
+                seen.add(key)
+    return sizes
 
 
 def _merged(parts: Sequence[tuple[Blocks, int]]) -> tuple[tuple[Blocks, int], ...]:
@@ -116,23 +126,36 @@ def _merged(parts: Sequence[tuple[Blocks, int]]) -> tuple[tuple[Blocks, int], ..
 def _end_to_end(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
     if len(run) == 1:
         return run[0]
-    memo: dict[tuple[int, ...], Tensor] = {}
-
-    def cat(tensors: Sequence[Tensor]) -> Tensor:
-        # A bias and its weight share their δ; they go on sharing it.
-        key = tuple(t.data_ptr() for t in tensors)
-        whole = torch.cat([t.flatten(1) for t in tensors])
-        if key in memo and torch.equal(memo[key], whole):
-            whole = memo[key]
-        memo[key] = whole
-        return whole.view(len(whole), *tensors[0].shape[1:])
-
+    cat = _shared(torch.cat)
     blocks = {name: _mapped([blocks[name] for blocks, _ in run], cat) for name in run[0][0]}
     return blocks, sum(rows for _, rows in run)
 
 
-def _selected(block: Block, index: Tensor) -> Block:
-    return _mapped([block], lambda tensors: tensors[0][index.to(tensors[0].device)])
+def _selected(blocks: Blocks, index: Tensor) -> Blocks:
+    pick = _shared(lambda tensors: tensors[0][index.to(tensors[0].device)])
+    return {name: _mapped([block], pick) for name, block in blocks.items()}
+
+
+def _shared(change: Callable[[list[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    """The change of tensors (n, …), made once for tensors that share memory.
+
+    A bias and its weight share their δ; they go on sharing it.
+    """
+    memo: dict[object, Tensor] = {}
+
+    def changed(tensors: Sequence[Tensor]) -> Tensor:
+        key = tuple(map(same_memory, tensors))
+        if key not in memo:
+            memo[key] = change([t.flatten(1) for t in tensors])
+        return memo[key].view(len(memo[key]), *tensors[0].shape[1:])
+
+    return changed
+
+
+def same_memory(tensor: Tensor) -> object:
+    """A key that tensors have in common if they are the same numbers at the same place."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.data_ptr(), tensor.dtype, tuple((n, step) for n, step in steps if n != 1)
 
 
 def _mapped(blocks: Sequence[Block], change: Callable[[Sequence[Tensor]], Tensor]) -> Block:

@@ -12,7 +12,7 @@ from forgetless.errors import ConfigError
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.factors import Dense, Factor, Left, OneHot, Patches, Right, Window
 from forgetless.tangent.features import TangentFeatures
-from forgetless.tangent.held import Blocks, Held
+from forgetless.tangent.held import Blocks, Held, same_memory
 
 _LAYOUT = "layout"
 
@@ -23,54 +23,62 @@ def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
     if not isinstance(source, Held):
         raise ConfigError("only held features can be stored; call held(phi) first")
     tensors: dict[str, Tensor] = {}
-    parts = []
-    for number, (blocks, rows) in enumerate(source.parts):
-        layout: dict[str, Any] = {}
-        for name, block in blocks.items():
-            key = f"{number}.{name}"
-            if isinstance(block, Rows):
-                tensors[key] = block.values
-                layout[name] = None
-            elif isinstance(block, Outer):
-                uses = []
-                for u, use in enumerate(block.uses):
-                    for side, factor in zip("lr", use, strict=True):
-                        tensors[f"{key}.{u}{side}"] = factor.data
-                    uses.append([_described(factor) for factor in use])
-                layout[name] = {"shape": block.shape, "uses": uses}
-        parts.append({"rows": rows, "blocks": layout})
-    layout_text = json.dumps({"names": source.names, "sizes": source.sizes, "parts": parts})
-    tensors[_LAYOUT] = torch.frombuffer(bytearray(layout_text.encode()), dtype=torch.uint8)
+    names: dict[object, str] = {}
+
+    def put(tensor: Tensor) -> str:
+        # What a bias shares with its weight is stored once.
+        key = same_memory(tensor)
+        if key not in names:
+            names[key] = str(len(names))
+            tensors[names[key]] = tensor.flatten(1)
+        return names[key]
+
+    def described(block: Block) -> Any:
+        if not isinstance(block, Outer):
+            return put(block.rows())
+        uses = [[[put(f.data), f.data.shape[1:], _described(f)] for f in use] for use in block.uses]
+        return {"shape": block.shape, "uses": uses}
+
+    parts = [
+        {"rows": rows, "blocks": {name: described(block) for name, block in blocks.items()}}
+        for blocks, rows in source.parts
+    ]
+    layout = json.dumps({"names": source.names, "sizes": source.sizes, "parts": parts})
+    tensors[_LAYOUT] = torch.frombuffer(bytearray(layout.encode()), dtype=torch.uint8)
     return tensors
 
 
 def from_tensors(tensors: Mapping[str, Tensor], like: Tensor) -> TangentFeatures:
-    """The held features again, on the device of `like`."""
+    """The held features again, on the device of `like`; refused if they do not fit together."""
     try:
         layout = json.loads(bytes(tensors[_LAYOUT].cpu().tolist()))
-        parts = []
-        for number, part in enumerate(layout["parts"]):
-            rows = int(part["rows"])
-            blocks: Blocks = {
-                name: _block(f"{number}.{name}", of, tensors, rows, like)
-                for name, of in part["blocks"].items()
-            }
-            parts.append((blocks, rows))
+        here = {
+            name: t.to(like if t.is_floating_point() else like.device)
+            for name, t in tensors.items()
+            if name != _LAYOUT
+        }
         names, sizes = tuple(layout["names"]), tuple(layout["sizes"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        parts = []
+        for part in layout["parts"]:
+            rows = int(part["rows"])
+            blocks: Blocks = {n: _block(part["blocks"][n], here, rows, like) for n in names}
+            parts.append((blocks, rows))
+            if any(blocks[n].size != size for n, size in zip(names, sizes, strict=True)):
+                raise ValueError("a layer has another size")
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ConfigError(f"the stored features do not fit together: {error!r}") from error
     return TangentFeatures(Held(names, sizes, like.new_empty(0), tuple(parts)))
 
 
-def _block(
-    key: str, layout: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], n: int, like: Tensor
-) -> Block:
-    if layout is None:
-        return Rows(tensors[key].to(like))
+def _block(layout: Any, tensors: Mapping[str, Tensor], n: int, like: Tensor) -> Block:
+    if isinstance(layout, str):
+        if len(tensors[layout]) != n:
+            raise ValueError(f"{len(tensors[layout])} rows, not {n}")
+        return Rows(tensors[layout])
     uses = []
-    for u, (left, right) in enumerate(layout["uses"]):
-        data = (tensors[f"{key}.{u}{side}"].to(like.device) for side in "lr")
-        uses.append((_left(left, next(data)), _right(right, next(data))))
+    for use in layout["uses"]:
+        left, right = (tensors[name].view(n, *shape) for name, shape, _ in use)
+        uses.append((_left(use[0][2], left), _right(use[1][2], right)))
     g, r, c = layout["shape"]
     return Outer((g, r, c), tuple(uses), like.new_empty(n, 0))
 
@@ -85,7 +93,12 @@ def _described(factor: Factor) -> dict[str, Any]:
 
 
 def _left(layout: Mapping[str, Any], data: Tensor) -> Left:
-    return OneHot(data, layout["width"]) if layout else Dense(data)
+    if not layout:
+        return Dense(data)
+    width = int(layout["width"])
+    if data.numel() and not 0 <= int(data.min()) <= int(data.max()) < width:
+        raise ValueError(f"tokens outside of [0, {width})")
+    return OneHot(data, width)
 
 
 def _right(layout: Mapping[str, Any], data: Tensor) -> Right:
