@@ -115,7 +115,7 @@ class Guard:
         self._now = self._nothing()
         if self._budget is not None and not isinstance(self._now.state, Subspace):
             raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")
-        self._steps = Steps(self._model, method, self.project, self._generators[1])
+        self._steps = Steps(self._model, method, self.project, self._generators[1], self._bring)
         self._steps.attach(optimizer)
 
     @property
@@ -192,6 +192,10 @@ class Guard:
             snapshot = from_dict(state_dict, self.method, self._parameters)
         self._rewind(snapshot.generators)
         self._set(snapshot)
+
+    def _bring(self) -> None:
+        """What is remembered to where the model is."""
+        self.load_state_dict(self.state_dict())
 
     def _set(self, snapshot: Snapshot) -> None:
         self._now = snapshot

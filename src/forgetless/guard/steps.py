@@ -30,6 +30,7 @@ class Steps:
         method: the method.
         project: whether the optimizer's update is changed or the gradient it is given.
         generator: of random memory batches.
+        bring: called when the model is on another device than the memory, to bring it there.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Steps:
         method: Method[Any],
         project: Projected,
         generator: torch.Generator,
+        bring: Callable[[], None],
     ) -> None:
         self.model = model
         self.method = method
         self.project = project
         self.generator = generator
+        self._bring = bring
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
         self._before: Tensor | None = None
@@ -52,6 +55,7 @@ class Steps:
     def follow(self, state: State | None) -> None:
         """Change steps by this memory from now on; None for not at all."""
         self._state = None if isinstance(state, Nothing) else state
+        self._device = self._parameters.device
         self._restricted: dict[tuple[int, ...], State] = {}
         self.removed = Removed(self._parameters.names)
 
@@ -91,6 +95,8 @@ class Steps:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._state is None:
             return None
+        if self._parameters.device != self._device:
+            self._bring()
         if self.project == "update":
             self._before = self._parameters.read()
             return None
