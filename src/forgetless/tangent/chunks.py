@@ -12,6 +12,7 @@ from forgetless.errors import ConfigError
 from forgetless.tangent.blocks import Block
 from forgetless.tangent.capture import Captured, capture
 from forgetless.tangent.factors import cuts, distinct_bytes
+from forgetless.tangent.memory import memory_of
 from forgetless.tangent.problem import Problem
 
 _BUDGET = 1 << 30  # bytes of captured chunks that are kept
@@ -77,12 +78,15 @@ class Chunks:
         self.kept: dict[int, list[Piece]] = {}
         self.kept_bytes = 0
         self.rules: dict[str, str] = {}
+        # Memory of a GPU that is free is there to be used.
+        free = memory_of(self.like.device) if self.like.is_cuda else None
+        self.budget = max(_BUDGET, (free or 0) // 4)
         size = min(problems[0].n, _PROBE if chunk is None else chunk)
         first = self._capture(problems[0].select(slice(0, size)))
         self.per_sample = len(first.blocks)  # K
         if chunk is None and size < max(problem.n for problem in problems):
             bytes_each = max(1, _bytes(first) // size)
-            chunk = max(1, min(_CHUNK, _BUDGET // 8 // bytes_each))
+            chunk = max(1, min(_CHUNK, self.budget // 8 // bytes_each))
         self.parts = [
             problem.select(some) for problem in problems for some in cuts(problem.n, chunk or size)
         ]
@@ -126,7 +130,7 @@ class Chunks:
             for k, blocks in enumerate(captured.blocks)
         ]
         used = _bytes(captured)
-        if self.kept_bytes + used <= _BUDGET:
+        if self.kept_bytes + used <= self.budget:
             self.kept[index] = pieces
             self.kept_bytes += used
         return pieces
