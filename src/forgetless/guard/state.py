@@ -92,7 +92,7 @@ def from_dict(
         _check_width(memory, parameters)
         generators = tensors[_RANDOM].cpu().clone()
         for one in generators:
-            torch.Generator().set_state(one)
+            torch.Generator().set_state(one.clone())  # of a view it would read the wrong bytes
         tasks, notes = int(header["tasks"]), tuple(map(str, header["notes"]))
     except ConfigError:
         raise
