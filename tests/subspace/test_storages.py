@@ -1,5 +1,7 @@
 """Every way of keeping directions against an explicit dense projection in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -232,10 +234,8 @@ def test_seeds_of_different_ranks(storage, principal):
     phis = [tangent_features(model, x, y), tangent_features(model, other, same)]
     p = phis[0].shape[1]
     state = empty_subspace(random(2, p), storage)
-    if principal:
-        state = state.add_principal(phis, 5, centred=False)
-    else:
-        state = state.add_samples(phis)
+    add = partial(state.add_principal, components=5, centred=False)
+    state = (add if principal else state.add_samples)(phis)
     g = random(2, p, seed=4)
     expected = []
     for one, (a, b) in zip(g, ((x, y), (other, same)), strict=True):

@@ -1,6 +1,7 @@
 """A number of bytes that remembered directions must fit in, and what is done to fit them."""
 
 from dataclasses import replace
+from math import sqrt
 from typing import Any
 
 import torch
@@ -60,12 +61,20 @@ def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:
 def _fewer(state: Subspace, budget: int) -> Subspace:
     """As many directions as fit, at least one; the next task is not held to their number."""
     rank = state.rank
-    while rank > 1 and state.nbytes > budget:
-        rank = min(rank - 1, max(1, rank * budget // state.nbytes))
+    # Bytes are a K + q K², with q for the small matrices (K, K) of float64.
+    q = 8 if isinstance(state, DenseSubspace) else 16
+    a = state.nbytes / rank - q * rank
+    limit = min(rank - 1, int((sqrt(a * a + 4 * q * budget) - a) / (2 * q)))
+    while True:
+        limit = max(1, limit)
         if isinstance(state, DenseSubspace):
-            # Rows are rounded already; only their best mixtures are rounded again.
-            cut = state.stored(replace(state.storage, max_rank=rank))
-            state = replace(cut, storage=state.storage)
+            cut = state.stored(replace(state.storage, max_rank=limit))
+            fewer: Subspace = replace(cut, storage=state.storage)
         elif isinstance(state, FactoredSubspace):
-            state = state.limited(rank)
-    return state
+            fewer = state.limited(limit)
+        else:
+            return state
+        if fewer.nbytes <= budget or limit == 1:
+            return fewer
+        # Samples take more or less of it, such as sequences of different lengths.
+        limit = min(limit - 1, int(limit * budget / fewer.nbytes))
