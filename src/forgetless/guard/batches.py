@@ -134,7 +134,13 @@ def unpacked(batch: Any, unpack: Unpack | None) -> Part:
     target is what is called labels, label, targets, target or y, and the rest are the model's
     keyword arguments.
     """
-    inputs, target = (unpack or _by_shape)(batch)
+    taken = (unpack or _by_shape)(batch)
+    if not isinstance(taken, tuple | list) or len(taken) != 2:
+        raise ConfigError(
+            f"unpack= must return the model's inputs and the target (or None), two things, not "
+            f"a {type(taken).__name__}"
+        )
+    inputs, target = taken
     if isinstance(inputs, Tensor):
         part = Part((inputs,), {}, target)
     elif isinstance(inputs, Mapping):
@@ -168,9 +174,9 @@ def _by_shape(batch: Any) -> tuple[Any, Tensor | None]:
         return {k: v for k, v in batch.items() if k != target}, batch.get(target)
     if isinstance(batch, tuple | list) and len(batch) in (1, 2):
         return batch[0], batch[1] if len(batch) == 2 else None
-    what = f"a {type(batch).__name__}"
+    what = f"of type {type(batch).__name__}"
     if isinstance(batch, tuple | list):
-        what += f" of {len(batch)}"
+        what = f"a {type(batch).__name__} of {len(batch)}"
     raise ConfigError(
         f"a batch is {what}: say with unpack= how to take it apart, for example "
         "unpack=lambda batch: (batch[0], batch[1]) for inputs and target"

@@ -48,9 +48,12 @@ class TaskData:
 
     @property
     def size(self) -> int:
-        """How many samples there are."""
+        """How many samples the loader gives."""
         dataset = self._indexed()
-        return len(dataset) if dataset is not None else sum(len(p) for p in self.batches())
+        if dataset is None or not isinstance(self.loader, DataLoader):
+            return sum(len(part) for part in self.batches())
+        count = len(dataset)
+        return count - count % (self.loader.batch_size or 1) if self.loader.drop_last else count
 
     def draw(self, count: int) -> Remembered:
         """A random choice without replacement, all of them if there are no more than `count`."""

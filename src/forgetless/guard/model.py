@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from forgetless.errors import ConfigError
+from forgetless.errors import ConfigError, DataError
 from forgetless.guard.batches import Part, Remembered
 from forgetless.guard.loading import TaskData
 from forgetless.guard.losses import check_loss, mean_loss, sample_losses
@@ -55,6 +55,7 @@ class GuardedModel:
 
     def loss_features(self, samples: Remembered) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""
+        self.check_loss(samples)
         with self._eval():
             return self._per_sample(samples, self._losses)
 
@@ -173,11 +174,15 @@ class GuardedTask:
         """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""
         total = self.model.parameters.empty().zero_()
         waiting: list[Part] = []
+        seen = 0
         for part in self.data.batches():
             waiting.append(part)
+            seen += len(part)
             if sum(map(len, waiting)) >= _FISHER_CHUNK:
                 total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
                 waiting = []
+        if not seen:
+            raise DataError("the loader has no samples")
         if waiting:
             total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
         return total

@@ -98,6 +98,8 @@ def from_dict(
         raise
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"{reason} is missing"
         raise ConfigError(f"the state is damaged or incomplete: {reason}") from error
     return Snapshot(state, storage, tasks, notes, generators)
 

@@ -161,15 +161,17 @@ class Atoms:
         if self.weights is not None:
             values, vectors = torch.linalg.eigh(self.moments)
             values, vectors = values.flip(0)[:limit], vectors.flip(1)[:, :limit]
-            mixed = vectors.T @ solve_triangular(self.factor, self.weights, upper=False)
+            mixed = (
+                vectors.T @ solve_triangular(self.factor, self.weights, upper=False)
+            ).contiguous()
             return replace(
                 self, weights=mixed, factor=torch.eye(limit).to(mixed), moments=values.diag()
             )
         kept = _best(self.factor, self.moments, limit)
         some = self.factor[kept]  # the samples in the basis V
-        factor = cholesky(some @ some.T)
+        factor = cholesky(some @ some.T).contiguous()  # rounds as after a file
         turned = solve_triangular(factor, some, upper=False)  # V' Vᵀ
-        moments = turned @ self.moments @ turned.T
+        moments = (turned @ self.moments @ turned.T).contiguous()
         return type(self)(held(self.phi, kept), None, factor, moments)
 
 

@@ -67,7 +67,9 @@ def held(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
         rows: indices, increasing; None for all.
     """
     parts = [(dict(p.blocks), len(range(len(phi))[p.rows])) for p in phi.pieces()]
-    if rows is not None:
+    if rows is None:
+        parts = [(_owned(blocks), count) for blocks, count in parts]
+    else:
         starts = [0, *accumulate(count for _, count in parts)]
         some = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
         parts = [
@@ -129,6 +131,12 @@ def _end_to_end(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
     cat = _shared(torch.cat)
     blocks = {name: _mapped([blocks[name] for blocks, _ in run], cat) for name in run[0][0]}
     return blocks, sum(rows for _, rows in run)
+
+
+def _owned(blocks: Blocks) -> Blocks:
+    """The same, every tensor laid out in order: products of it then round as after a file."""
+    in_order = _shared(lambda tensors: tensors[0].contiguous())
+    return {name: _mapped([block], in_order) for name, block in blocks.items()}
 
 
 def _selected(blocks: Blocks, index: Tensor) -> Blocks:
