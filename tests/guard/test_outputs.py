@@ -186,13 +186,15 @@ def test_models_that_return_more_than_a_tensor(returned, method):
 @pytest.mark.parametrize("returned", [r for r in RETURNS if r != "an object"])
 def test_a_loss_of_ones_own_sample_by_sample(returned):
     """EWC's Fisher with loss= against a loop of autograd calls."""
-    read = lambda out: (
-        out
-        if isinstance(out, torch.Tensor)
-        # noqa: E731
-        else (out["logits"] if isinstance(out, dict) else out[0])
-    )
-    loss = lambda out, y: cross_entropy(read(out), y, label_smoothing=0.2)  # noqa: E731
+
+    def loss(out, y):
+        logits = (
+            out
+            if isinstance(out, torch.Tensor)
+            else (out["logits"] if isinstance(out, dict) else out[0])
+        )
+        return cross_entropy(logits, y, label_smoothing=0.2)
+
     inner = mlp().double()
     model = net.Calls(lambda m, x: RETURNS[returned](m.inner(x)), inner=inner)
     guard = Guard(model, optim.SGD(model.parameters()), EWC(), loss=loss)
@@ -257,7 +259,8 @@ WRONG = {
     "a sum": (
         lambda out, y: out.sum(),
         torch.zeros(6).long(),
-        r"what the function output= returns must be real numbers \(n,\) or \(n, K\) for n samples, not 'a tensor \(\)",
+        r"what the function output= returns must be real numbers \(n,\) or \(n, K\) for n samples, "
+        r"not 'a tensor \(\)",
     ),
     "of other length": (lambda out, y: out[:1, 0], torch.zeros(6).long(), "for n samples, not"),
     "whole numbers": (lambda out, y: out.argmax(1), torch.zeros(6).long(), "real numbers"),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from safetensors.torch import load, save
-from tests.methods.test_all_methods import TABLE
 from torch import nn, optim
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Method, Storage
 from forgetless.methods import Nothing
+from tests.methods.test_all_methods import TABLE
 
 from .problems import flat, mlp, seeded, task, train
 

@@ -163,7 +163,8 @@ def unpacked(batch: Any, unpack: Unpack | None) -> Part:
     require(len(sizes) == 1, "a batch", f"of sizes {sorted(sizes)}", "of equally many samples each")
     if sizes == {0}:
         raise DataError("a batch has no samples")
-    return part.mapped(Tensor.detach)
+    # A tensor made in inference mode cannot be used where gradients are taken.
+    return part.mapped(lambda t: t.clone() if t.is_inference() else t.detach())
 
 
 def _by_shape(batch: Any) -> tuple[Any, Tensor | None]:

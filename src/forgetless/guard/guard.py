@@ -154,6 +154,7 @@ class Guard:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
         """
         self._steps.look()
+        self._steps.follow_model()
         with self._all_or_nothing():
             self._set(self._with_task(self._now, loader))
 

@@ -49,8 +49,8 @@ class Parameters:
     def dtype(self) -> torch.dtype:
         """Of the vector: at least float32, so that small steps of half-precision weights count."""
         dtype = torch.float32
-        for tensor in self.tensors:
-            dtype = torch.promote_types(dtype, tensor.dtype)
+        for other in {tensor.dtype for tensor in self.tensors}:
+            dtype = torch.promote_types(dtype, other)
         return dtype
 
     def empty(self) -> Tensor:

@@ -30,7 +30,8 @@ class Steps:
         method: the method.
         project: whether the optimizer's update is changed or the gradient it is given.
         generator: of random memory batches.
-        bring: called when the model is on another device than the memory, to bring it there.
+        bring: called when the model was moved or made of another precision, to bring the memory
+            there.
     """
 
     def __init__(
@@ -55,9 +56,14 @@ class Steps:
     def follow(self, state: State | None) -> None:
         """Change steps by this memory from now on; None for not at all."""
         self._state = None if isinstance(state, Nothing) else state
-        self._device = self._parameters.device
+        self._place = self._parameters.device, self._parameters.dtype
         self._restricted: dict[tuple[int, ...], State] = {}
         self.removed = Removed(self._parameters.names)
+
+    def follow_model(self) -> None:
+        """Bring the memory to where the model is now."""
+        if (self._parameters.device, self._parameters.dtype) != self._place:
+            self._bring()
 
     def attach(self, optimizer: Optimizer) -> None:
         """Watch over the steps of this optimizer, and of no other."""
@@ -95,8 +101,7 @@ class Steps:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._state is None:
             return None
-        if self._parameters.device != self._device:
-            self._bring()
+        self.follow_model()
         if self.project == "update":
             self._before = self._parameters.read()
             return None
