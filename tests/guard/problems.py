@@ -104,3 +104,9 @@ def leaks(model: nn.Module, basis: Tensor, steps, *, count: int):
         before = after
     assert len(found) > count // 2
     return found
+
+
+def movement(model, optimizer, number: int = 0) -> torch.Tensor:
+    before = flat(model)
+    wander(model, optimizer, number)
+    return flat(model) - before

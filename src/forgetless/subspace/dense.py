@@ -15,6 +15,8 @@ from forgetless.tangent import TangentFeatures
 
 # Numbers that are made float64 at once.
 _EXACT = 1 << 22
+# Norm of the inverse of V Vᵀ over some parameters from which rounding matters.
+_STEEP = 100.0
 
 
 @final
@@ -28,15 +30,15 @@ class DenseSubspace:
             features lies in which direction.
         record: what was remembered of each task.
         storage: how rows are kept.
-        movable: if not all parameters can move, the mask (p,) of those that can, and the
-            pseudo-inverse (S, K, K) of V V ᵀ over them.
+        movable: if not all parameters can move, the mask (p,) of those that can, the
+            pseudo-inverse (S, K, K) of V Vᵀ over them, and how often a projection is done.
     """
 
     rows: Tensor
     moments: Tensor
     record: Record
     storage: Storage = DENSE
-    movable: tuple[Tensor, Tensor] | None = None
+    movable: tuple[Tensor, Tensor, int] | None = None
 
     @classmethod
     def empty(cls, theta: Tensor, storage: Storage = DENSE) -> Self:
@@ -63,10 +65,13 @@ class DenseSubspace:
         """
         if self.movable is None:
             return project_out_rows(g, self.rows)
-        mask, inverse = (t.to(g.device) for t in self.movable)
+        mask, inverse = (t.to(g.device) for t in self.movable[:2])
         g = g * mask
-        inside = torch.einsum("skl,sl->sk", inverse.to(g), coefficients(g, self.rows))
-        return g - combination(inside, self.rows) * mask
+        for _ in range(self.movable[2]):
+            along = coefficients(g, self.rows).to(inverse)
+            inside = (inverse @ along.unsqueeze(2)).squeeze(2).to(g)
+            g = g - combination(inside, self.rows) * mask
+        return g
 
     def restricted(self, columns: Sequence[slice]) -> Self:
         """The same subspace where only the parameters in these columns can move."""
@@ -78,7 +83,10 @@ class DenseSubspace:
             for part in self.rows[..., some].split(max(1, _EXACT // max(1, self.rank)), dim=2):
                 exact = float64(part).to(gram.device)
                 gram += exact @ exact.mT
-        return replace(self, movable=(mask, torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)))
+        inverse = torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)
+        # Of a direction of which little can move, rounding leaves too much the first time.
+        steep = self.rank and float(torch.linalg.matrix_norm(inverse, 2).max()) > _STEEP
+        return replace(self, movable=(mask, inverse, 2 if steep else 1))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
