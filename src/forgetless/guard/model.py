@@ -134,8 +134,10 @@ class GuardedModel:
 def full_precision(device: torch.device) -> Iterator[None]:
     """As if the user's code were not in autocast or inference mode; nothing compiled is run."""
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
         if "torch._dynamo" in sys.modules:  # it takes seconds to import
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

@@ -1,6 +1,7 @@
 """The protected parameters of a user's model as one flat vector (1, p)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -28,11 +29,10 @@ class Parameters:
         self.names = tuple(names)
         self.tensors: list[Tensor] = [own[name] for name in names]
         self.shapes = {name: tuple(own[name].shape) for name in names}
-        ends = torch.tensor([t.numel() for t in self.tensors]).cumsum(0).tolist()
-        self.columns = [
-            slice(end - t.numel(), end) for end, t in zip(ends, self.tensors, strict=True)
-        ]
-        self.size: int = ends[-1]
+        self._sizes = [t.numel() for t in self.tensors]
+        ends = list(accumulate(self._sizes))
+        self.columns = [slice(end - n, end) for end, n in zip(ends, self._sizes, strict=True)]
+        self.size = ends[-1]
 
     @property
     def device(self) -> torch.device:
@@ -57,10 +57,14 @@ class Parameters:
         """A vector of no particular value, (1, p)."""
         return torch.empty(1, self.size, dtype=self.dtype, device=self.device)
 
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector (1, p) that belong to each parameter, flat."""
+        return list(vector[0].split(self._sizes))
+
     def views(self, vector: Tensor) -> list[Tensor]:
         """The parts of a vector (1, p) in the parameters' shapes."""
-        pairs = zip(self.columns, self.tensors, strict=True)
-        return [vector[0, columns].view(t.shape) for columns, t in pairs]
+        pairs = zip(self.parts(vector), self.shapes.values(), strict=True)
+        return [part.view(shape) for part, shape in pairs]
 
     def read(self) -> Tensor:
         """The parameters, (1, p)."""

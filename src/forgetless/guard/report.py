@@ -53,8 +53,8 @@ class Removed:
 
     def note(self, step: Sequence[Tensor], removed: Sequence[Tensor]) -> None:
         """One more step, as it was and what was taken out of it, parameter by parameter."""
-        norms = [torch.stack(torch._foreach_norm(list(part))) for part in (step, removed)]
-        squares = float64(torch.stack(norms)).square()
+        norms = torch.stack(torch._foreach_norm([*step, *removed]))
+        squares = float64(norms).square().view(2, -1)
         # A step that overflowed is one that `GradScaler` leaves out.
         self.last = torch.where(squares.isfinite().all(), squares, torch.zeros_like(squares))
         self.sums = self.last if self.sums is None else self.sums + self.last

@@ -177,8 +177,8 @@ class Steps:
         return self._restricted[movable]
 
     def _note(self, step: Tensor, removed: Tensor) -> None:
-        views = self._parameters.views
-        self.removed.note(views(step), views(removed))
+        parts = self._parameters.parts
+        self.removed.note(parts(step), parts(removed))
         if self.removed.steps % _LOOK_EVERY == 0:
             self.look()
 
