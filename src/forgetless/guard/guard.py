@@ -41,8 +41,9 @@ class Guard:
 
     After `end_task` every step of the optimizer is changed as the method says. Methods that
     project (OGD, PCA-OGD, A-GEM, GEM, GEM-NT) work on the update that the optimizer makes,
-    Δθ ← P Δθ, so momentum, weight decay and adaptive step sizes leak nothing; EWC and joint
-    training add to the gradient.
+    Δθ ← P Δθ, so momentum, weight decay and adaptive step sizes leak nothing but the rounding of
+    the weights, which is coarse for weights of half precision; EWC and joint training add to the
+    gradient. Of one optimizer's parameters only one guard can project the updates.
 
     Arguments:
         model: any module, compiled or not.
