@@ -191,7 +191,7 @@ def test_a_direction_of_which_little_can_move_is_not_taken_for_rounding(storage)
     model = seeded(Slightly)
     optimizer = optim.SGD(model.parameters(), lr=1.0)
     guard = Guard(model, optimizer, OGD(), storage=storage)
-    x = torch.eye(3)[:2]
+    x = seeded(lambda: torch.randn(2, 3))
     guard.end_task((x,))
     model.layer.weight.requires_grad_(False)
     outputs = model(x)
@@ -199,5 +199,5 @@ def test_a_direction_of_which_little_can_move_is_not_taken_for_rounding(storage)
     optimizer.step()
     # Only `tiny` and the bias can move: neither can without moving one of the two outputs.
     moved = (model(x) - outputs).norm()
-    assert float(moved.detach()) < 1e-5
+    assert float(moved.detach()) < 3e-6
     assert model.tiny.norm() < 0.1
