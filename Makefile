@@ -29,10 +29,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/tangent.py --repeats 3 --out
 
 # Installed once, and again when what is to be installed changes.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tests/integrations/avalanche.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	# Apart from the rest: torchvision, which Avalanche imports, does not load on a CPU-only torch, and
+	# Lightning and transformers break where it is installed and does not load.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade \
+	    --target $(VENV)/avalanche --requirement tests/integrations/avalanche.txt
 	touch $@
 
 clean:

@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -133,11 +133,9 @@ class Loop:
     def _remember(self, count: int) -> None:
         """Directions of no particular meaning, put where remembered ones are."""
         self.guard.end_task((self.inputs, self.labels))
-        state = self.guard.state_dict()
-        size = state["memory.directions"].shape[1]
-        state["memory.directions"] = directions(count, size, str(self.inputs.device))
-        state["memory.moments"] = torch.eye(count, dtype=torch.float64)
-        self.guard.load_state_dict(state)
+        state = self.guard._state
+        size, device = state.rows.shape[2], str(self.inputs.device)
+        self.guard._steps.follow(replace(state, rows=directions(count, size, device).unsqueeze(0)))
 
     def step(self) -> None:
         """One step."""

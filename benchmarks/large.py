@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -130,15 +131,16 @@ class Loop:
 
     def pretend(self, tasks: int) -> None:
         """As many directions as that many tasks have, of no particular meaning."""
-        count = tasks * DIRECTIONS
-        state = self.guard.state_dict()
-        kept = state["memory.directions"]
-        self.guard.load_state_dict({**state, **_rows(0, kept)})  # make room
-        rows = torch.randn(count, kept.shape[1], dtype=kept.dtype, device="cuda")
-        rows *= kept.shape[1] ** -0.5
-        state |= {"memory.directions": rows, "memory.moments": torch.eye(count).double()}
-        del kept
-        self.guard.load_state_dict(state)
+        state = self.guard._state
+        size, dtype = state.rows.shape[2], state.rows.dtype
+        self.guard._steps.follow(None)
+        self.guard._state = state = replace(state, rows=state.rows[:, :0].clone())
+        torch.cuda.empty_cache()
+        rows = torch.empty(1, tasks * DIRECTIONS, size, dtype=dtype, device="cuda")
+        for row in rows[0]:
+            row.normal_().mul_(size**-0.5)
+        self.guard._state = replace(state, rows=rows)
+        self.guard._steps.follow(self.guard._state)
 
     def seconds(self, steps: int) -> list[float]:
         """Of each of some steps."""
@@ -151,13 +153,6 @@ class Loop:
             if number >= 3:
                 taken.append(time.perf_counter() - start)
         return taken
-
-
-def _rows(count: int, like: Tensor) -> dict[str, Tensor]:
-    return {
-        "memory.directions": like.new_empty(count, like.shape[1]),
-        "memory.moments": torch.eye(count).double(),
-    }
 
 
 def bandwidth() -> float:
@@ -180,7 +175,6 @@ def measured(adapters: bool, storage: str, tasks: list[int], steps: int, rate: f
     remembering = loop.remember()
     kind = "adapters" if adapters else "all weights"
     print(f"{kind}, {loop.size / 1e6:.1f}M parameters, {storage}: {remembering:.1f} s to remember")
-    print(loop.guard.memory_report().share)
     found = []
     for count in tasks:
         if count > 1:

@@ -1,0 +1,79 @@
+"""Orthonormal rows from vectors that are too large to be copied."""
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular, vector_norm
+
+from forgetless.linalg import float64
+
+# Numbers that are made float64 at once.
+_EXACT = 1 << 26
+# What is left of a row that depends on others, relative to its length, is rounding.
+_DEPENDENT = 1e-5
+
+
+def orthonormalize_in_place(vectors: Tensor, against: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `linalg.orthonormalize`, with no memory but that of the vectors, which are overwritten.
+
+    Block Gram-Schmidt against the old rows Q and Cholesky QR among the new ones, twice: with
+    G = W Wᵀ = L Lᵀ in float64, L⁻¹ W is orthonormal. A few columns are looked at at a time.
+
+    Arguments:
+        vectors: W, (d, p) in float32.
+        against: Q, (K, p), orthonormal rows.
+
+    Returns:
+        new rows N (r, p), and what the vectors were made of, W = A Q + B N: A (d, K) and B (d, r)
+        in float64.
+    """
+    d = len(vectors)
+    old = float64(vectors.new_zeros(d, len(against)))
+    new = torch.eye(d).to(old)
+    for _ in range(2):
+        lengths = float64(vector_norm(vectors, dim=1)).clamp_min(torch.finfo(torch.float32).tiny)
+        vectors /= lengths.unsqueeze(1).to(vectors)
+        new = new * lengths
+        inside = _products(vectors, against)
+        old = old + new @ inside
+        for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
+            part.sub_((inside @ float64(rows)).to(part))
+        factor, kept = _factor(_products(vectors, vectors))
+        if len(kept) < len(vectors):
+            vectors = vectors[kept]
+        new = new @ factor
+        square = factor[kept]
+        for part in _cut(vectors):
+            part.copy_(solve_triangular(square, float64(part), upper=False))
+    return vectors, old, new
+
+
+def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """L (d, r) with G ≈ L Lᵀ, and the r rows of G that depend on none before them."""
+    size = len(gram)
+    columns: list[Tensor] = []
+    kept = []
+    rest = gram.cpu().clone()
+    for i in range(size):
+        if float(rest[i, i]) <= _DEPENDENT**2:
+            continue
+        column = rest[:, i] / rest[i, i].sqrt()
+        column[:i][torch.tensor([j in kept for j in range(i)], dtype=torch.bool)] = 0.0
+        rest -= torch.outer(column, column)
+        columns.append(column)
+        kept.append(i)
+    found = torch.stack(columns, 1) if columns else gram.new_zeros(size, 0).cpu()
+    return found.to(gram), torch.tensor(kept, dtype=torch.long, device=gram.device)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """A Bᵀ in float64."""
+    out = float64(a.new_zeros(len(a), len(b)))
+    for left, right in zip(_cut(a), _cut(b, like=a), strict=True):
+        out += float64(left) @ float64(right.to(left)).T
+    return out
+
+
+def _cut(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The rows a few columns at a time; of `like`, the same columns."""
+    height = len(rows if like is None else like)
+    return rows.split(max(1, _EXACT // max(1, height)), dim=1)
