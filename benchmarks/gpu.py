@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +30,9 @@ from forgetless.linalg import project_out
 from forgetless.methods import build_method
 from forgetless.models import build_model
 from forgetless.provenance import versions
-from forgetless.subspace import DenseSubspace
-from forgetless.subspace.rows import aligned, project_out_rows
+from forgetless.subspace import DENSE, DenseSubspace, Storage, Subspace
+from forgetless.subspace.rows import aligned
+from forgetless.subspace.sweep import project_out_rows
 
 OUT = Path("results/bench/gpu.json")
 SEEDS = 5
@@ -46,8 +48,8 @@ CELLS = [
 class HalfRows(PCAOGD):  # type: ignore[misc]
     """PCA-OGD that stores its rows in bfloat16."""
 
-    def init(self, theta: Tensor) -> DenseSubspace:
-        return DenseSubspace.empty(theta, torch.bfloat16)
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Subspace:
+        return super().init(theta, Storage(dtype=torch.bfloat16))
 
 
 def timed(function: Callable[[], object], repeats: int) -> list[float]:
@@ -122,7 +124,7 @@ def step(data: Path | None) -> dict[str, Any]:
             learner._records = records
             if count:
                 rows = aligned(learner.network.theta.unsqueeze(1), count)
-                learner.state = DenseSubspace(rows)
+                learner.state = replace(DenseSubspace.empty(learner.network.theta), rows=rows)
             durations = []
             torch.cuda.synchronize()
             started = time.perf_counter()

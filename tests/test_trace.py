@@ -59,7 +59,7 @@ def test_a_trace_can_move_to_another_folder(tmp_path):
     weights = moved.weights(5, 1)
     moved.save(tmp_path / "b")
     assert all(torch.equal(weights[n], w) for n, w in moved.weights(5, 1).items())
-    assert set(load_trace(tmp_path / "b").memory(2)) == {"directions"}
+    assert "directions" in load_trace(tmp_path / "b").memory(2)
 
 
 def test_a_trace_is_not_written_over_unless_asked(tmp_path):

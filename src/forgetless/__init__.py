@@ -9,9 +9,11 @@ from forgetless.errors import (
     TrainingError,
 )
 from forgetless.fit import fit
+from forgetless.guard import Guard
 from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
 from forgetless.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
 from forgetless.runs import scenario
+from forgetless.subspace import Storage
 from forgetless.tangent import tangent_features
 from forgetless.theory import Forecast, forecast
 from forgetless.trace import Trace, load_trace
@@ -30,10 +32,12 @@ __all__ = [
     "DataError",
     "Forecast",
     "ForgetlessError",
+    "Guard",
     "Joint",
     "Method",
     "Progress",
     "Scenario",
+    "Storage",
     "Task",
     "TensorScenario",
     "Trace",

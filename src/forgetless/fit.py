@@ -180,8 +180,8 @@ class _Run:
             if self.keep != "nothing":
                 trace.keep_weights(seed, t, learner.network.state_dict(row))
             if self.keep == "all" and last:
-                tensors = learner.state.tensors().items()
-                trace.keep_memory(seed, {name: tensor[row] for name, tensor in tensors})
+                seen = learner.method.remembers_everything  # and is in the dataset already
+                trace.keep_memory(seed, {} if seen else learner.state.tensors(row))
         trace.save_record()
 
     @contextmanager

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from forgetless.batched import BatchedLinear
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
-from forgetless.tangent import TangentFeatures, features_of
+from forgetless.tangent import Batch, TangentFeatures, features_of
 
 Predicate = Callable[[str], bool]
 
@@ -154,9 +154,8 @@ class Network:
             return features_of(
                 self.module,
                 values,
-                samples.inputs[seed],
+                [Batch((samples.inputs[seed],), {}, belongings)],
                 scalar,
-                *belongings,
                 names=self.protected_names,
             )
         finally:

@@ -3,17 +3,11 @@
 import pytest
 import torch
 
-from forgetless.linalg import orthonormalize, project_out
-from forgetless.subspace import DenseSubspace
-from forgetless.subspace.rows import aligned, project_out_rows, stacked
+from forgetless.linalg import project_out
+from forgetless.subspace.rows import aligned, laid_out, project_out_in_one_pass
+from forgetless.subspace.sweep import project_out_rows
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
-def basis(seeds: int, count: int, size: int, dtype=torch.float64) -> torch.Tensor:
-    rows = [orthonormalize(torch.randn(count, size).double()) for _ in range(seeds)]
-    empty = torch.empty(seeds, 0, size, dtype=dtype)
-    return stacked(empty, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -26,38 +20,19 @@ def test_rows_lie_at_multiples_of_a_cache_line(size, dtype):
     assert rows.stride(1) * rows.element_size() % 128 == 0
 
 
-def test_stacking_keeps_what_was_there_and_fills_up_with_zeros():
-    old = torch.randn(2, 3, 5)
-    rows = stacked(old, [torch.ones(2, 5), torch.ones(1, 5)])
-    assert torch.equal(rows[:, :3], old)
-    assert torch.equal(rows[:, 3:].sum(2), torch.tensor([[5.0, 5], [5, 0]]))
+def test_a_cpu_has_no_kernel_and_leaves_rows_as_they_are():
+    rows = torch.randn(2, 3, 5)
+    assert laid_out(rows) is rows
+    assert project_out_in_one_pass(torch.randn(2, 5), rows) is None
 
 
-def test_no_rows_change_nothing():
-    g = torch.randn(2, 7)
-    assert project_out_rows(g, torch.empty(2, 0, 7)) is g
-
-
-def test_rows_of_lower_precision_are_multiplied_in_that_of_the_vector():
-    torch.manual_seed(0)
-    rows = basis(2, 70, 300)
-    g = torch.randn(2, 300)
-    low = rows.bfloat16()
-    expected = project_out(g.double(), low.double())
-    torch.testing.assert_close(project_out_rows(g, low).double(), expected, rtol=0, atol=1e-5)
-
-
-def test_a_subspace_in_bfloat16_protects_to_its_rounding():
-    torch.manual_seed(0)
-    vectors = torch.randn(2, 20, 500)
-    theta = torch.zeros(2, 500)
-    state = DenseSubspace.empty(theta, torch.bfloat16).extend(list(vectors[:, :10]))
-    state = state.extend(list(vectors[:, 10:]))
-    assert state.rows.dtype == torch.bfloat16
-    g = vectors.sum(1)
-    left = state.project_out(g)
-    assert left.dtype == torch.float32
-    assert (left.norm(dim=1) / g.norm(dim=1)).max() < 1e-2
+@needs_gpu
+def test_a_gpu_lays_rows_out_for_the_kernel():
+    rows = torch.randn(2, 3, 501, device="cuda")
+    found = laid_out(rows)
+    assert torch.equal(found, rows)
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert project_out_in_one_pass(torch.randn(2, 501, device="cuda"), found) is not None
 
 
 @needs_gpu

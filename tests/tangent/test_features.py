@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from forgetless.models import MLP, LeNet
+from forgetless.tangent import Batch, features_of, tangent_features
 from forgetless.tangent import chunks as chunks_module
-from forgetless.tangent import features_of, tangent_features
 
 from . import networks as net
 from .reference import CLOSE, assert_is, built, by_loop, integers, random
@@ -124,7 +124,7 @@ def test_a_budget_of_nothing_captures_again_and_gives_the_same(mlp, monkeypatch)
     monkeypatch.setattr(chunks_module, "_BUDGET", 0)
     phi = tangent_features(model, x, y, chunk=2)
     assert_is(phi, by_loop(model, x, y))
-    assert phi._chunks.kept == {}
+    assert phi.source.kept == {}
 
 
 def test_chunks_are_captured_once_and_within_the_budget(mlp, monkeypatch):
@@ -137,21 +137,21 @@ def test_chunks_are_captured_once_and_within_the_budget(mlp, monkeypatch):
     phi = tangent_features(model, x, y, chunk=4)
     phi.gram(), phi.dense(), phi @ random(phi.shape[1])
     assert captured == [4, 4, 1]
-    one = phi._chunks.kept_bytes // 9
+    one = phi.source.kept_bytes // 9
     monkeypatch.setattr(chunks_module, "_BUDGET", 5 * one)
     some = tangent_features(model, x, y, chunk=4)
     some.gram()
-    assert list(some._chunks.kept) == [0, 2]
+    assert list(some.source.kept) == [0, 2]
 
 
 def test_the_default_chunk_follows_the_memory_that_a_sample_takes(monkeypatch):
     x, y = random(40, 4), integers(3, 40)
     small = tangent_features(built(lambda: nn.Linear(4, 3)), x, y)
-    assert small._chunks.size == 40 or len(small._chunks) == 1
+    assert small.source.parts[0].n == 40 or len(small.source) == 1
     # Rows of a layer without a rule are as wide as the layer.
     monkeypatch.setattr(chunks_module, "_BUDGET", 8 * 5 * 15 * 8)
     wide = tangent_features(built(lambda: net.Doubled(4, 3)), x, y)
-    assert wide._chunks.size == 5
+    assert wide.source.parts[0].n == 5
     assert_is(wide, by_loop(built(lambda: net.Doubled(4, 3)), x, y))
 
 
@@ -223,7 +223,7 @@ def test_a_scalar_function_of_ones_own_with_functional_values(mlp):
     def loss(outputs, labels):
         return nn.functional.cross_entropy(outputs, labels, reduction="none")
 
-    phi = features_of(model, values, x, loss, y, names=names, chunk=4)
+    phi = features_of(model, values, [Batch((x,), {}, (y,))], loss, names=names, chunk=4)
     model.load_state_dict(values)
     rows = []
     parameters = dict(model.named_parameters())
@@ -239,7 +239,7 @@ def test_tied_weights_in_a_network_of_functional_values():
     model, x, y = built(net.tied_linear), random(5, 5), integers(5, 5)
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
     true_class = lambda outputs, labels: outputs.gather(1, labels[:, None])[:, 0]  # noqa: E731
-    phi = features_of(model, values, x, true_class, y, names=list(values))
+    phi = features_of(model, values, [Batch((x,), {}, (y,))], true_class, names=list(values))
     assert set(phi.rules.values()) == {"linear", "bias"}
     assert_is(phi, by_loop(model, x, y))
 

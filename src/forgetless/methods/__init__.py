@@ -6,7 +6,16 @@ from typing import Any
 
 from forgetless.errors import ConfigError
 from forgetless.methods.agem import AGEM
-from forgetless.methods.base import FinishedTask, LossGrad, Method, Nothing, Samples, State
+from forgetless.methods.base import (
+    FinishedTask,
+    LoadSamples,
+    LossGrad,
+    Method,
+    Nothing,
+    Samples,
+    SampleSet,
+    State,
+)
 from forgetless.methods.ewc import EWC
 from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
@@ -27,10 +36,12 @@ __all__ = [
     "SGD",
     "FinishedTask",
     "Joint",
+    "LoadSamples",
     "LossGrad",
     "Method",
     "MethodOptions",
     "Nothing",
+    "SampleSet",
     "Samples",
     "State",
     "build_method",

@@ -1,5 +1,6 @@
 """Averaged gradient episodic memory (Chaudhry et al. 2019)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import project_halfspace
-from forgetless.methods.base import FinishedTask, LossGrad, Method, Samples
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
+from forgetless.subspace import DENSE, Storage
 
 
 @final
@@ -15,11 +17,11 @@ from forgetless.methods.base import FinishedTask, LossGrad, Method, Samples
 class Pool:
     """The remembered samples of all tasks in one pool."""
 
-    samples: Samples | None = None
+    samples: SampleSet | None = None
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps."""
-        return {} if self.samples is None else self.samples.tensors()
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """The samples of a seed."""
+        return {} if self.samples is None else self.samples.tensors(seed)
 
 
 @final
@@ -52,9 +54,19 @@ class AGEM(Method[Pool]):
         """The loss on earlier tasks depends on their heads; the released code leaves them out."""
         return self.heads == "own"
 
-    def init(self, theta: Tensor) -> Pool:
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Pool:
         """No samples yet."""
         return Pool()
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Pool:
+        """What was remembered."""
+        return Pool(load(of_seeds) if of_seeds[0] else None)
 
     def update(self, g: Tensor, state: Pool, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project on the half-space that does not raise the memory's loss."""

@@ -6,14 +6,33 @@ or the loop. Every vector has a leading dimension of S seeds that do not know of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, Self, TypeVar, final
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from forgetless.errors import ConfigError
+from forgetless.subspace import DENSE, Storage
 from forgetless.tangent import TangentFeatures
+
+
+class SampleSet(Protocol):
+    """Remembered training samples. A method keeps them and hands them back, and looks no closer."""
+
+    def __len__(self) -> int:
+        """How many samples a seed has."""
+
+    def __add__(self, other: Any) -> Any:
+        """Both, these first."""
+
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """What is kept of a seed."""
+
+
+# From what `SampleSet.tensors` gave for each seed to the samples.
+LoadSamples = Callable[[Sequence[Mapping[str, Tensor]]], SampleSet]
 
 
 @final
@@ -50,16 +69,26 @@ class Samples:
             self.inputs[seed, index], self.labels[seed, index], self.tasks[seed, index]
         )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps."""
-        return {"inputs": self.inputs, "labels": self.labels, "tasks": self.tasks}
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """What is kept of a seed."""
+        of_all = {"inputs": self.inputs, "labels": self.labels, "tasks": self.tasks}
+        return {name: tensor[seed] for name, tensor in of_all.items()}
+
+    @classmethod
+    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]]) -> Self:
+        """From what `tensors` gave for each seed."""
+        inputs, labels, tasks = (
+            torch.stack([tensors[name] for tensors in of_seeds])
+            for name in ("inputs", "labels", "tasks")
+        )
+        return cls(inputs, labels, tasks)
 
 
 class LossGrad(Protocol):
     """The gradient of the mean loss on remembered samples, at the current weights."""
 
     def __call__(
-        self, samples: Samples, batch_size: int | None = None, *, one_head: bool = False
+        self, samples: Any, batch_size: int | None = None, *, one_head: bool = False
     ) -> Tensor:
         """The gradient, (S, p).
 
@@ -77,10 +106,10 @@ class FinishedTask(Protocol):
     def size(self) -> int:
         """How many training samples the task has."""
 
-    def draw(self, count: int) -> Samples:
+    def draw(self, count: int) -> SampleSet:
         """A random choice of its training samples, all of them if it has no more than count."""
 
-    def features(self, samples: Samples) -> Sequence[TangentFeatures]:
+    def features(self, samples: Any) -> Sequence[TangentFeatures]:
         """φ of the samples' true-class outputs, one operator a seed."""
 
     def squared_loss_gradients(self) -> Tensor:
@@ -90,8 +119,8 @@ class FinishedTask(Protocol):
 class State(Protocol):
     """What a method remembers. Never changed in place."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The parts that a trace keeps, each with the seeds as leading dimension."""
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """All of it that belongs to a seed, enough to restore it."""
 
 
 @final
@@ -99,8 +128,8 @@ class State(Protocol):
 class Nothing:
     """The memory of a method that keeps none."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps: nothing."""
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """Nothing."""
         return {}
 
 
@@ -116,8 +145,23 @@ class Method(ABC, Generic[S]):
     name: ClassVar[str]
 
     @abstractmethod
-    def init(self, theta: Tensor) -> S:
-        """What is remembered before the first task; theta is (S, p)."""
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> S:
+        """What is remembered before the first task.
+
+        Arguments:
+            theta: the weights, (S, p).
+            storage: how directions are to be kept, for methods that keep directions.
+        """
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> S:
+        """What was remembered, from what its `tensors` gave for each seed."""
+        raise ConfigError(f"{type(self).__name__} has no `restore`: its memory cannot be loaded")
 
     @abstractmethod
     def update(self, g: Tensor, state: S, theta: Tensor, loss_grad: LossGrad) -> Tensor:
@@ -126,6 +170,20 @@ class Method(ABC, Generic[S]):
     @abstractmethod
     def consolidate(self, state: S, theta: Tensor, task: FinishedTask) -> S:
         """What is remembered once a task is learned."""
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether `update` projects, so that any step may take the gradient's place in it.
+
+        Then what an optimizer makes of the gradients can be projected, momentum and all. Other
+        methods change the gradient itself, and only that.
+        """
+        return True
+
+    @property
+    def remembers_everything(self) -> bool:
+        """Whether the memory is the whole training data, which a trace need not hold again."""
+        return False
 
     @property
     def reaches_heads(self) -> bool:

@@ -1,14 +1,13 @@
 """Remembered samples, task by task: the memory of GEM and GEM-NT."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import final
 
 import torch
 from torch import Tensor
 
-from forgetless.methods.base import LossGrad, Samples
+from forgetless.methods.base import LoadSamples, LossGrad, SampleSet
 
 
 @final
@@ -16,20 +15,32 @@ from forgetless.methods.base import LossGrad, Samples
 class Episodic:
     """The samples kept of each finished task."""
 
-    tasks: tuple[Samples, ...] = ()
+    tasks: tuple[SampleSet, ...] = ()
 
-    def remember(self, samples: Samples) -> "Episodic":
+    def remember(self, samples: SampleSet) -> "Episodic":
         """One more task."""
         return Episodic((*self.tasks, samples))
-
-    def union(self) -> Samples:
-        """The samples of all tasks together."""
-        return reduce(add, self.tasks)
 
     def mean_gradients(self, loss_grad: LossGrad) -> Tensor:
         """g_k = mean loss gradient on the samples of task k, for every task: (S, K, p)."""
         return torch.stack([loss_grad(samples) for samples in self.tasks], dim=1)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps."""
-        return self.union().tensors() if self.tasks else {}
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """The samples of each task, numbered."""
+        return {
+            f"{k}.{name}": tensor
+            for k, samples in enumerate(self.tasks)
+            for name, tensor in samples.tensors(seed).items()
+        }
+
+    @classmethod
+    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]], load: LoadSamples) -> "Episodic":
+        """From what `tensors` gave for each seed."""
+        count = 1 + max((int(name.split(".")[0]) for name in of_seeds[0]), default=-1)
+        return cls(tuple(load([part(of, str(k)) for of in of_seeds]) for k in range(count)))
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names start with the prefix and a dot, named by what follows it."""
+    cut = len(prefix) + 1
+    return {n[cut:]: t for n, t in tensors.items() if n.startswith(f"{prefix}.")}

@@ -1,5 +1,6 @@
 """Elastic weight consolidation (Kirkpatrick et al. 2017)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import inner
-from forgetless.methods.base import FinishedTask, LossGrad, Method
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
+from forgetless.subspace import DENSE, Storage
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
 # task's size: 10,000 samples weigh 9.8 times as much as in the mean.
@@ -28,9 +30,9 @@ class Elastic:
     fisher: Tensor
     anchor: Tensor
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps."""
-        return {"fisher": self.fisher, "anchor": self.anchor}
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """Stiffness and rest position of a seed's weights."""
+        return {"fisher": self.fisher[seed], "anchor": self.anchor[seed]}
 
 
 @final
@@ -56,9 +58,27 @@ class EWC(Method[Elastic]):
         choices = ("mean", "released")
         require(self.fisher in choices, "EWC's fisher", self.fisher, "'mean' or 'released'")
 
-    def init(self, theta: Tensor) -> Elastic:
+    @property
+    def is_projection(self) -> bool:
+        """The penalty's gradient is added to the gradient."""
+        return False
+
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Elastic:
         """No spring before the first task."""
         return Elastic(torch.zeros_like(theta), torch.zeros_like(theta))
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Elastic:
+        """What was remembered."""
+        fisher, anchor = (
+            torch.stack([of[name] for of in of_seeds]).to(theta) for name in ("fisher", "anchor")
+        )
+        return Elastic(fisher, anchor)
 
     def penalty(self, state: Elastic, theta: Tensor) -> Tensor:
         """½ strength · Σ_i F_i (θ_i − θ*_i)², (S,)."""

@@ -1,5 +1,6 @@
 """Gradient episodic memory (Lopez-Paz and Ranzato 2017)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -7,8 +8,9 @@ from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import project_cone
-from forgetless.methods.base import FinishedTask, LossGrad, Method
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
 from forgetless.methods.episodic import Episodic
+from forgetless.subspace import DENSE, Storage
 
 
 @final
@@ -30,13 +32,28 @@ class GEM(Method[Episodic]):
         require(self.margin >= 0, "GEM's margin", self.margin, "at least 0")
 
     @property
+    def is_projection(self) -> bool:
+        """A margin is in units of the gradients, not of steps."""
+        return self.margin == 0
+
+    @property
     def reaches_heads(self) -> bool:
         """The loss on earlier tasks depends on their heads."""
         return True
 
-    def init(self, theta: Tensor) -> Episodic:
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Episodic:
         """No samples yet."""
         return Episodic()
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Episodic:
+        """What was remembered."""
+        return Episodic.restore(of_seeds, load)
 
     def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project on the cone that raises no task's loss."""

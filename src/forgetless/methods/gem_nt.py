@@ -1,5 +1,6 @@
 """GEM without transfer (the PCA-OGD paper, section 4.3)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -7,8 +8,9 @@ from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import project_out_span
-from forgetless.methods.base import FinishedTask, LossGrad, Method
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
 from forgetless.methods.episodic import Episodic
+from forgetless.subspace import DENSE, Storage
 
 
 @final
@@ -35,9 +37,19 @@ class GEMNT(Method[Episodic]):
         """The loss on earlier tasks depends on their heads."""
         return True
 
-    def init(self, theta: Tensor) -> Episodic:
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Episodic:
         """No samples yet."""
         return Episodic()
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Episodic:
+        """What was remembered."""
+        return Episodic.restore(of_seeds, load)
 
     def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project out the span of the tasks' mean loss gradients."""

@@ -1,13 +1,17 @@
 """Joint training on all tasks so far: the upper reference, which keeps all data."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import add_scaled
-from forgetless.methods.base import FinishedTask, LossGrad, Method, Samples
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
+from forgetless.methods.episodic import part
+from forgetless.subspace import DENSE, Storage
 
 
 @final
@@ -15,12 +19,13 @@ from forgetless.methods.base import FinishedTask, LossGrad, Method, Samples
 class Everything:
     """All training samples of the finished tasks, and how many tasks that were."""
 
-    samples: Samples | None = None
+    samples: SampleSet | None = None
     tasks: int = 0
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps: nothing, for the dataset is there already."""
-        return {}
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """The samples of a seed, and the number of tasks."""
+        samples = {} if self.samples is None else self.samples.tensors(seed)
+        return {"count": torch.tensor(self.tasks)} | {f"all.{n}": t for n, t in samples.items()}
 
 
 @final
@@ -42,13 +47,35 @@ class Joint(Method[Everything]):
         require(self.batch_size >= 1, "joint's batch_size", self.batch_size, "at least 1")
 
     @property
+    def is_projection(self) -> bool:
+        """The earlier tasks' gradients are added to the gradient."""
+        return False
+
+    @property
+    def remembers_everything(self) -> bool:
+        """All training samples."""
+        return True
+
+    @property
     def reaches_heads(self) -> bool:
         """The loss on earlier tasks depends on their heads."""
         return True
 
-    def init(self, theta: Tensor) -> Everything:
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Everything:
         """No samples yet."""
         return Everything()
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Everything:
+        """What was remembered."""
+        tasks = int(of_seeds[0]["count"])
+        samples = load([part(of, "all") for of in of_seeds]) if tasks else None
+        return Everything(samples, tasks)
 
     def update(self, g: Tensor, state: Everything, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Mix in the gradient on the earlier tasks."""

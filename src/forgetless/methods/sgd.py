@@ -1,11 +1,13 @@
 """Plain stochastic gradient descent: nothing is done against forgetting."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.methods.base import FinishedTask, LossGrad, Method, Nothing
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, Nothing
+from forgetless.subspace import DENSE, Storage
 
 
 @final
@@ -15,8 +17,18 @@ class SGD(Method[Nothing]):
 
     name: ClassVar[str] = "sgd"
 
-    def init(self, theta: Tensor) -> Nothing:
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Nothing:
         """Nothing to remember."""
+        return Nothing()
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Nothing:
+        """Nothing was remembered."""
         return Nothing()
 
     def update(self, g: Tensor, state: Nothing, theta: Tensor, loss_grad: LossGrad) -> Tensor:

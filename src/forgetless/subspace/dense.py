@@ -1,14 +1,21 @@
 """Remembered directions as orthonormal rows, one stack per seed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from forgetless.linalg import orthonormalize
-from forgetless.subspace.rows import project_out_rows, stacked
+from forgetless.linalg import float64, orthonormalize
+from forgetless.subspace.base import Record
+from forgetless.subspace.rows import laid_out
+from forgetless.subspace.storage import DENSE, Storage
+from forgetless.subspace.sweep import coefficients, combination, project_out_rows
+from forgetless.tangent import TangentFeatures
+
+# Numbers that are made float64 at once.
+_EXACT = 1 << 22
 
 
 @final
@@ -16,31 +23,151 @@ from forgetless.subspace.rows import project_out_rows, stacked
 class DenseSubspace:
     """The span of K remembered directions for each of S seeds.
 
-    `rows` is (S, K, p), orthonormal up to the rounding of their type; where seeds have different
-    ranks, rows of zeros fill up.
+    Arguments:
+        rows: V, (S, K, p), orthonormal; where seeds have different ranks, rows of zeros fill up.
+        moments: Σ over tasks of V Φᵀ Φ Vᵀ / tr Φ Φᵀ, (S, K, K) in float64: how much of the tasks'
+            features lies in which direction.
+        record: what was remembered of each task.
+        storage: how rows are kept.
+        movable: if not all parameters can move, the mask (p,) of those that can, and the
+            pseudo-inverse (S, K, K) of V V ᵀ over them.
     """
 
     rows: Tensor
+    moments: Tensor
+    record: Record
+    storage: Storage = DENSE
+    movable: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def empty(cls, theta: Tensor, dtype: torch.dtype | None = None) -> Self:
-        """No directions yet, for weights theta (S, p); to be stored in their type or another."""
-        return cls(theta.new_empty(theta.shape[0], 0, theta.shape[1], dtype=dtype))
+    def empty(cls, theta: Tensor, storage: Storage = DENSE) -> Self:
+        """No directions yet, for weights theta (S, p)."""
+        seeds, p = theta.shape
+        rows = theta.new_empty(seeds, 0, p)
+        return cls(rows, float64(theta.new_empty(seeds, 0, 0)), Record.empty(seeds), storage)
+
+    @property
+    def rank(self) -> int:
+        """K."""
+        return self.rows.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Of rows and moments."""
+        return self.rows.nbytes + self.moments.nbytes
 
     def project_out(self, g: Tensor) -> Tensor:
-        """G without its part in the subspace: (S, p) → (S, p)."""
-        return project_out_rows(g, self.rows)
+        """G without its part in the subspace: (S, p) → (S, p).
 
-    def extend(self, vectors: Sequence[Tensor]) -> Self:
-        """The subspace with the span of more vectors added, (d, p) for each seed.
+        If only some parameters can move, the nearest vector among those that moves nothing
+        protected: with F the projection on them, g − F Vᵀ (V F Vᵀ)⁺ V g.
+        """
+        if self.movable is None:
+            return project_out_rows(g, self.rows)
+        mask, inverse = (t.to(g.device) for t in self.movable)
+        g = g * mask
+        inside = torch.einsum("skl,sl->sk", inverse.to(g), coefficients(g, self.rows))
+        return g - combination(inside, self.rows) * mask
+
+    def restricted(self, columns: Sequence[slice]) -> Self:
+        """The same subspace where only the parameters in these columns can move."""
+        mask = self.rows.new_zeros(self.rows.shape[2], dtype=torch.bool)
+        gram = torch.zeros_like(self.moments)
+        for some in columns:
+            mask[some] = True
+            # In float64, so that directions with little in these columns are not lost in rounding.
+            for part in self.rows[..., some].split(max(1, _EXACT // max(1, self.rank)), dim=2):
+                exact = float64(part).to(gram.device)
+                gram += exact @ exact.mT
+        return replace(self, movable=(mask, torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)))
+
+    def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
+        """With the features of all samples, one operator a seed."""
+        vectors = [phi.dense() for phi in features]
+        return self._extended(vectors, [_squared(v) for v in vectors])
+
+    def add_principal(
+        self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
+    ) -> Self:
+        """With the samples' top directions, one operator a seed."""
+        vectors, totals = [], []
+        for phi in features:
+            values, weights, total = phi.top_weights(components, centred=centred)
+            vectors.append(phi.combine((values.unsqueeze(1) * weights).to(phi.like)))
+            totals.append(total)
+        return self._extended(vectors, totals)
+
+    def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:
+        """With the span of more vectors (d, p) for each seed, of features of that total variance.
 
         What is already inside, or depends on the other vectors, adds nothing.
         """
-        new = [
-            orthonormalize(v, against=old.to(v)) for v, old in zip(vectors, self.rows, strict=True)
+        bases = [_full(old).to(v) for v, old in zip(vectors, self.rows, strict=True)]
+        new = [orthonormalize(v, against=old) for v, old in zip(vectors, bases, strict=True)]
+        height = max(len(n) for n in new)
+        padded = [torch.cat([n, n.new_zeros(height - len(n), n.shape[1])]) for n in new]
+        rows = torch.cat([torch.stack(bases), torch.stack(padded)], dim=1)
+        grown = self.moments.new_zeros(len(rows), rows.shape[1], rows.shape[1])
+        grown[:, : self.rank, : self.rank] = self.moments
+        for moments, v, basis, total in zip(grown, vectors, rows, totals, strict=True):
+            inside = float64(v @ basis.T)
+            moments.add_(inside.T @ inside, alpha=1 / max(total, 1e-300))
+        shares = [
+            _squared(v) / max(total, 1e-300) for v, total in zip(vectors, totals, strict=True)
         ]
-        return type(self)(stacked(self.rows, new))
+        record = self.record.with_task([len(n) for n in new], shares)
+        grown_self = replace(self, rows=rows, moments=grown, record=record)
+        return grown_self.stored(self.storage)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a trace keeps."""
-        return {"directions": self.rows}
+    def _truncated(self) -> Self:
+        """With no more than max_rank directions: those that explain most of all tasks' features."""
+        limit = self.storage.max_rank
+        if limit is None or self.rank <= limit:
+            return self
+        values, vectors = torch.linalg.eigh(self.moments)
+        values, vectors = values.flip(-1)[:, :limit], vectors.flip(-1)[..., :limit]
+        old = _full(self.rows)
+        rows = vectors.mT.to(old) @ old
+        return replace(self, rows=rows, moments=torch.diag_embed(values))
+
+    def stored(self, storage: Storage) -> Self:
+        """The same directions kept in another way."""
+        kept = replace(self, storage=storage)._truncated()
+        device = kept.rows.device if storage.device is None else storage.device
+        rows = kept.rows.to(device, storage.dtype or kept.rows.dtype)
+        if device.type == "cpu" and torch.cuda.is_available():
+            rows = rows.pin_memory()
+        return replace(kept, rows=laid_out(rows))
+
+    def kept_share(self) -> float:
+        """Of the variance of all tasks' features, the share that the directions explain."""
+        tasks = self.record.tasks
+        traces = self.moments.diagonal(dim1=1, dim2=2).sum(1)
+        return float(traces.mean()) / tasks if tasks else 0.0
+
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """What a trace keeps of a seed."""
+        kept = {"directions": self.rows[seed], "moments": self.moments[seed]}
+        return kept | self.record.tensors(seed)
+
+    @classmethod
+    def restore(
+        cls, of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
+    ) -> Self:
+        """From what `tensors` gave for each seed."""
+        device = theta.device if storage.device is None else storage.device
+        of_each = [tensors["directions"].to(device) for tensors in of_seeds]
+        rows = of_each[0].unsqueeze(0) if len(of_each) == 1 else torch.stack(of_each)
+        moments = torch.stack([tensors["moments"] for tensors in of_seeds])
+        record = Record.restore(of_seeds)
+        return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
+
+
+def _squared(vectors: Tensor) -> float:
+    """Σ of all squares, summed in float64."""
+    return float(torch.linalg.vector_norm(vectors, dtype=float64(vectors.new_empty(0)).dtype)) ** 2
+
+
+def _full(rows: Tensor) -> Tensor:
+    """Rows precise enough to compute with."""
+    return rows.float() if rows.element_size() < 4 else rows

@@ -1,7 +1,6 @@
-"""Stacks of remembered rows: how they lie in memory, and projecting away from them."""
+"""Rows on a GPU: how they lie in memory, and the plan by which one kernel passes over them once."""
 
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
@@ -9,31 +8,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import project_out
-
 _ALIGNMENT = 128  # bytes: a line of a GPU's cache. Rows across its borders cost a third more time
-_BLOCK = 64  # rows that are looked at together in another precision than their own
 _WARPS = 4  # in each of the kernel's three groups
 _BYTES_OF_A_PIECE = 16 * 32 * _WARPS  # of one row, 16 in each thread
 _PIECES_OF_A_BLOCK = 10  # at most, where a row has no more: many small blocks hide latency best
 _FEWEST_STAGES = 3
 _SPARE_BYTES = 2048  # of shared memory, for all that is not rows
 _LARGEST_INDEX = 2**31 - 1
-
-
-def stacked(old: Tensor, new: Sequence[Tensor]) -> Tensor:
-    """Rows (S, K, p) and more of them for each seed, (d_s, p); zeros fill up where d_s differ.
-
-    On a GPU, which loads such pieces, rows start at multiples of 128 bytes, whatever p.
-    """
-    count = old.shape[1]
-    height = max(len(n) for n in new)
-    total = count + height
-    rows = aligned(old, total) if old.is_cuda else old.new_zeros(len(old), total, old.shape[2])
-    rows[:, :count] = old
-    for s, more in enumerate(new):
-        rows[s, count : count + len(more)] = more
-    return rows
 
 
 def aligned(like: Tensor, count: int) -> Tensor:
@@ -43,32 +24,26 @@ def aligned(like: Tensor, count: int) -> Tensor:
     return like.new_zeros(seeds, count, -(-size // step) * step)[..., :size]
 
 
-def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
-    """g̃ = g − Vᵀ V g for each seed; rows may be stored in another precision than g.
+def laid_out(rows: Tensor) -> Tensor:
+    """The same rows (S, K, p), where the kernel will read them often laid out as it likes them."""
+    count = rows.shape[1]
+    lined_up = rows.stride(1) * rows.element_size() % _ALIGNMENT == 0
+    if lined_up or count == 0 or not _has_kernel(rows) or _plan_of(rows) is None:
+        return rows
+    return aligned(rows, count).copy_(rows)
+
+
+def project_out_in_one_pass(g: Tensor, rows: Tensor) -> Tensor | None:
+    """g̃ = g − Vᵀ V g for each seed by the one-pass kernel; None where it cannot be used.
 
     Arguments:
         g: (S, p).
-        rows: V, (S, K, p), orthonormal rows; rows of zeros are allowed.
+        rows: V, (S, K, p), orthonormal rows, K ≥ 1; rows of zeros are allowed.
     """
-    if rows.shape[1] == 0:
-        return g
-    launch = _launch_of(g, rows)
-    if launch is not None:
-        return launch(g.contiguous(), rows)
-    if g.dtype == rows.dtype:
-        return project_out(g, rows)
-    left = g.clone()
-    for block in rows.split(_BLOCK, dim=1):
-        left -= g - project_out(g, block.to(g))
-    return left
-
-
-def _launch_of(g: Tensor, rows: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The one-pass kernel for these shapes; None where it cannot be used."""
     fits = (
-        g.is_cuda
-        and g.dtype == torch.float32
-        and rows.dtype in (torch.float32, torch.bfloat16)
+        g.dtype == torch.float32
+        and g.device == rows.device
+        and _has_kernel(rows)
         and rows.stride(2) == 1
         and rows.stride(0) % 16 == rows.stride(1) % 16 == 0
         and rows.data_ptr() % 16 == 0
@@ -77,10 +52,18 @@ def _launch_of(g: Tensor, rows: Tensor) -> Callable[[Tensor, Tensor], Tensor] | 
     if not fits:
         return None
     seeds, count, size = rows.shape
-    plan = _plan(g.device, rows.dtype, seeds, size)
+    plan = _plan_of(rows)
     if plan is None or seeds * max(size, (count + plan.height) * plan.parts) > _LARGEST_INDEX:
         return None
-    return plan
+    return plan(g.contiguous(), rows)
+
+
+def _has_kernel(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype in (torch.float32, torch.bfloat16)
+
+
+def _plan_of(rows: Tensor) -> "Plan | None":
+    return _plan(rows.device, rows.dtype, rows.shape[0], rows.shape[2])
 
 
 @final

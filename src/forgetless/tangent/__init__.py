@@ -1,6 +1,21 @@
 """Tangent features: the gradient of a network's output, sample by sample."""
 
-from forgetless.tangent.arguments import tangent_features
-from forgetless.tangent.features import TangentFeatures, features_of
+from forgetless.tangent.arguments import chosen_names, tangent_features
+from forgetless.tangent.features import Batch, TangentFeatures, features_of
+from forgetless.tangent.held import bytes_by_parameter, held, held_bytes, joined, nothing_held
+from forgetless.tangent.stored import from_tensors, to_tensors
 
-__all__ = ["TangentFeatures", "features_of", "tangent_features"]
+__all__ = [
+    "Batch",
+    "TangentFeatures",
+    "bytes_by_parameter",
+    "chosen_names",
+    "features_of",
+    "from_tensors",
+    "held",
+    "held_bytes",
+    "joined",
+    "nothing_held",
+    "tangent_features",
+    "to_tensors",
+]

@@ -66,7 +66,7 @@ def tangent_features(
         low, high = int(labels.min()), int(labels.max())
         accepted = f"in [0, {classes}), the model's outputs"
         require(low >= 0 and high < (classes or 0), "y", f"labels {low} to {high}", accepted)
-    return TangentFeatures(Chunks(problem, chunk))
+    return TangentFeatures(Chunks([problem], chunk))
 
 
 def _true_class(outputs: Tensor, labels: Tensor) -> Tensor:

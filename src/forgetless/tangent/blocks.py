@@ -9,10 +9,16 @@ from torch import Tensor
 
 from forgetless.tangent.factors import ALL, Left, OneHot, Right, cuts, multiplied
 
-# Scratch space of one step, in elements: 64 MiB of float64.
-SCRATCH = 1 << 23
+# Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
+_SCRATCH = 1 << 23
+_GPU_SCRATCH = 1 << 27
 # Rows of a matrix product: fewer cost time, more only memory.
 _TALL = 1 << 10
+
+
+def scratch(like: Tensor) -> int:
+    """Elements that one step may take where the tensor is."""
+    return _GPU_SCRATCH if like.is_cuda else _SCRATCH
 
 
 class Block(Protocol):
@@ -100,7 +106,7 @@ class Outer:
         return sum(left.positions for left, _ in self.uses)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for use in self.uses for factor in use for t in factor.tensors())
+        return tuple(factor.data for use in self.uses for factor in use)
 
     def rows(self) -> Tensor:
         return self.part(ALL).flatten(1)
@@ -111,7 +117,7 @@ class Outer:
         width = len(range(c)[columns])
         out = self.like.new_zeros(self.n, g, r, width)
         for left, right in self.uses:
-            for some in cuts(self.n, SCRATCH // (g * left.positions * width)):
+            for some in cuts(self.n, scratch(self.like) // (g * left.positions * width)):
                 values = right.dense(some, columns)  # (m, g, T, columns)
                 if isinstance(left, OneHot):
                     index = left.index[some].unsqueeze(-1).expand_as(values[:, 0])
@@ -124,13 +130,13 @@ class Outer:
         """Cuts of the c columns whose `part` is not too large."""
         g, r, c = self.shape
         grain = max((right.grain for _, right in self.uses), default=1)
-        return list(cuts(c, max(1, SCRATCH // (self.n * g * r * grain)) * grain))
+        return list(cuts(c, max(1, scratch(self.like) // (self.n * g * r * grain)) * grain))
 
     def _samples(self, left: Left) -> Iterator[slice]:
         """Cuts of the samples whose factors are not too large."""
         g, r, c = self.shape
         width = c if isinstance(left, OneHot) else max(r, c)
-        return cuts(self.n, SCRATCH // (g * left.positions * width))
+        return cuts(self.n, scratch(self.like) // (g * left.positions * width))
 
     def _by_use(self, k: int) -> bool:
         """Whether k products use by use take less than building the gradients first."""
@@ -193,7 +199,7 @@ def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: T
     inputs = values.transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
     deltas = left.dense(some).permute(1, 3, 0, 2).contiguous()  # (g, r, m, T)
     _, r, m, _ = deltas.shape
-    for few in cuts(len(weights), min(-(-_TALL // r), SCRATCH // deltas.numel())):
+    for few in cuts(len(weights), min(-(-_TALL // r), scratch(deltas) // deltas.numel())):
         scaled = deltas.unsqueeze(1) * weights[few].view(1, -1, 1, m, 1)  # (g, few, r, m, T)
         products = multiplied(scaled.flatten(3).flatten(1, 2), inputs)
         out[few] += products.unflatten(1, (-1, r)).transpose(0, 1)

@@ -109,8 +109,9 @@ def _watch(
     for layer in problem.module.modules():
         if type(layer) not in RULES:
             continue
-        own = layer.named_parameters(recurse=False)
-        names = {kind: called[id(p)] for kind, p in own if called[id(p)] in wanted}
+        known = RULES[type(layer)].labels  # a hook may have given it others (weight_norm)
+        own = [(kind, called[id(p)]) for kind, p in layer.named_parameters(recurse=False)]
+        names = {kind: name for kind, name in own if name in wanted and kind in known}
         if not names:
             continue
 

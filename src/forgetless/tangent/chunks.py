@@ -1,12 +1,18 @@
 """The captured chunks of φ's rows: kept while they fit a budget, otherwise captured again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from itertools import accumulate
+from typing import Protocol, final
 
+import torch
+from torch import Tensor
+
+from forgetless.errors import ConfigError
 from forgetless.tangent.blocks import Block
 from forgetless.tangent.capture import Captured, capture
 from forgetless.tangent.factors import cuts, distinct_bytes
+from forgetless.tangent.memory import memory_of
 from forgetless.tangent.problem import Problem
 
 _BUDGET = 1 << 30  # bytes of captured chunks that are kept
@@ -25,50 +31,88 @@ class Piece:
     blocks: Mapping[str, Block]
 
 
+class Source(Protocol):
+    """Where the rows of φ come from, a chunk at a time."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, in the order of the columns."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many columns each has."""
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of the rows' dtype and device."""
+
+    @property
+    def height(self) -> int:
+        """How many rows in all."""
+
+    @property
+    def rules(self) -> Mapping[str, str]:
+        """Parameter → how its gradients are held."""
+
+    def __len__(self) -> int:
+        """How many chunks."""
+
+    def pieces(self, index: int) -> Sequence[Piece]:
+        """The pieces of one chunk."""
+
+
 @final
 class Chunks:
-    """Walks over the samples of a problem, a chunk at a time.
+    """Walks over the samples of problems, a chunk at a time.
 
     Arguments:
-        problem: n samples, K scalars each.
+        problems: the same scalars of the same network, each of some samples; inputs of one problem
+            have one shape.
         chunk: samples that go through the network at once; None: as many as fit well.
     """
 
-    def __init__(self, problem: Problem, chunk: int | None) -> None:
-        self.problem = problem
+    def __init__(self, problems: Sequence[Problem], chunk: int | None) -> None:
+        self.names = problems[0].names
+        values = [problems[0].values[name] for name in self.names]
+        self.sizes = tuple(value.numel() for value in values)
+        self.like = torch.cat([value.new_empty(0) for value in values])
         self.kept: dict[int, list[Piece]] = {}
         self.kept_bytes = 0
         self.rules: dict[str, str] = {}
-        size = min(problem.n, _PROBE if chunk is None else chunk)
-        first = self._capture(slice(0, size))
+        # Memory of a GPU that is free is there to be used.
+        free = memory_of(self.like.device) if self.like.is_cuda else None
+        self.budget = max(_BUDGET, (free or 0) // 4)
+        size = min(problems[0].n, _PROBE if chunk is None else chunk)
+        first = self._capture(problems[0].select(slice(0, size)))
         self.per_sample = len(first.blocks)  # K
-        if chunk is None and size < problem.n:
+        if chunk is None and size < max(problem.n for problem in problems):
             bytes_each = max(1, _bytes(first) // size)
-            at_once = _CHUNK.get(_device(problem), _CHUNK["cpu"])
-            self.size = max(1, min(at_once, _BUDGET // 8 // bytes_each))
-        else:
-            self.size = size
-        self.samples = list(cuts(problem.n, self.size))
-        if self.size == size:
+            most = _CHUNK.get(self.like.device.type, _CHUNK["cpu"])
+            chunk = max(1, min(most, self.budget // 8 // bytes_each))
+        self.parts = [
+            problem.select(some) for problem in problems for some in cuts(problem.n, chunk or size)
+        ]
+        self.starts = list(accumulate((part.n for part in self.parts), initial=0))
+        if self.parts[0].n == size:
             self._keep(0, first)
 
+    @property
+    def height(self) -> int:
+        """How many rows in all: n · K."""
+        return self.starts[-1] * self.per_sample
+
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.parts)
 
     def pieces(self, index: int) -> list[Piece]:
         """The K pieces of one chunk."""
         if index in self.kept:
             return self.kept[index]
-        return self._keep(index, self._capture(self.samples[index]))
+        return self._keep(index, self._capture(self.parts[index]))
 
-    def __iter__(self) -> Iterator[Piece]:
-        """All pieces."""
-        for index in range(len(self)):
-            yield from self.pieces(index)
-
-    def _capture(self, samples: slice) -> Captured:
+    def _capture(self, part: Problem) -> Captured:
         fallen = frozenset(name for name, rule in self.rules.items() if rule in ("vmap", "loop"))
-        captured = capture(self.problem.select(samples), fallen)
+        captured = capture(part, fallen)
         for name, rule in captured.rules.items():
             # Of several chunks the report is the slowest way that was taken.
             before = self.rules.get(name, "unused")
@@ -77,13 +121,18 @@ class Chunks:
         return captured
 
     def _keep(self, index: int, captured: Captured) -> list[Piece]:
-        samples, count = self.samples[index], len(captured.blocks)
+        start, stop, count = self.starts[index], self.starts[index + 1], len(captured.blocks)
+        if count != self.per_sample:
+            raise ConfigError(
+                f"every sample must have as many scalars as the first, {self.per_sample}, "
+                f"not {count}"
+            )
         pieces = [
-            Piece(slice(samples.start * count + k, samples.stop * count, count), blocks)
+            Piece(slice(start * count + k, stop * count, count), blocks)
             for k, blocks in enumerate(captured.blocks)
         ]
         used = _bytes(captured)
-        if self.kept_bytes + used <= _BUDGET:
+        if self.kept_bytes + used <= self.budget:
             self.kept[index] = pieces
             self.kept_bytes += used
         return pieces
@@ -92,7 +141,3 @@ class Chunks:
 def _bytes(captured: Captured) -> int:
     blocks = (block for of in captured.blocks for block in of.values())
     return distinct_bytes(t for block in blocks for t in block.tensors())
-
-
-def _device(problem: Problem) -> str:
-    return next(iter(problem.values.values())).device.type

@@ -1,9 +1,9 @@
 """Factors of per-sample gradients: d numbers at each of T positions, in g groups, of n samples."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -29,9 +29,14 @@ class Dense:
         """(m, g, T, columns)."""
         return self.values[samples, ..., columns]
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What is kept in memory."""
-        return (self.values,)
+    @property
+    def data(self) -> Tensor:
+        """What is kept in memory, (n, …)."""
+        return self.values
+
+    def having(self, data: Tensor) -> Self:
+        """The same factor of other samples."""
+        return replace(self, values=data)
 
 
 @final
@@ -47,9 +52,14 @@ class OneHot:
         """T."""
         return self.index.shape[1]
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What is kept in memory."""
-        return (self.index,)
+    @property
+    def data(self) -> Tensor:
+        """What is kept in memory, (n, …)."""
+        return self.index
+
+    def having(self, data: Tensor) -> Self:
+        """The same factor of other samples."""
+        return replace(self, index=data)
 
 
 @final
@@ -106,9 +116,14 @@ class Patches:
         patches = patches.permute(0, 2, 1, *outputs, 3, *kernel)
         return patches.reshape(m, self.groups, self.positions, stop - start)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What is kept in memory."""
-        return (self.inputs,)
+    @property
+    def data(self) -> Tensor:
+        """What is kept in memory, (n, …)."""
+        return self.inputs
+
+    def having(self, data: Tensor) -> Self:
+        """The same factor of other samples."""
+        return replace(self, inputs=data)
 
 
 Left = Dense | OneHot

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64
-from forgetless.tangent.chunks import Chunks
+from forgetless.tangent.chunks import Chunks, Piece, Source
 from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.memory import refuse_more_than_memory
 from forgetless.tangent.problem import Problem, Scalar
@@ -25,20 +25,17 @@ class TangentFeatures:
     happens to the network afterwards; the inputs are not copied.
 
     Arguments:
-        chunks: the captured samples.
+        source: the captured samples.
     """
 
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = chunks
-        problem = chunks.problem
-        self.names = problem.names
-        self.sizes = tuple(problem.values[name].numel() for name in problem.names)
-        self.like = torch.cat([problem.values[name].new_empty(0) for name in problem.names])
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.names, self.sizes, self.like = source.names, source.sizes, source.like
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, p); with K outputs a sample, (n · K, p)."""
-        return self._chunks.problem.n * self._chunks.per_sample, sum(self.sizes)
+        return self.source.height, sum(self.sizes)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -46,7 +43,7 @@ class TangentFeatures:
     @property
     def rules(self) -> dict[str, str]:
         """Parameter name → how its gradients are held: the layer's rule, "vmap" or "loop"."""
-        return dict(self._chunks.rules)
+        return dict(self.source.rules)
 
     def __repr__(self) -> str:
         n, p = self.shape
@@ -57,14 +54,18 @@ class TangentFeatures:
         n, p = self.shape
         refuse_more_than_memory("φ as a matrix", n * p * self.like.element_size(), self.like)
         out = self.like.new_empty(n, p)
-        for piece in self._chunks:
-            for name, columns in self._columns():
+        for piece in self.pieces():
+            for name, columns in self.columns():
                 out[piece.rows, columns] = piece.blocks[name].rows().to(self.like)
         return out
 
     def gram(self) -> Tensor:
         """φ φᵀ, (n, n) in float64."""
         return self._products(self, float64(self.like))
+
+    def gram_over(self, names: Sequence[str]) -> Tensor:
+        """The part of φ φᵀ that the named parameters make, (n, n) in float64."""
+        return self._products(self, float64(self.like), names)
 
     def cross_gram(self, other: Self) -> Tensor:
         """φ φ'ᵀ, (n, n') in float64, with the features of other samples or at other weights."""
@@ -79,18 +80,18 @@ class TangentFeatures:
         require(here == there, "other's device", str(there), f"{here}, as these features'")
         return self._products(other, float64(self.like))
 
-    def _products(self, other: Self, like: Tensor) -> Tensor:
+    def _products(self, other: Self, like: Tensor, names: Sequence[str] | None = None) -> Tensor:
         """φ φ'ᵀ, computed in the precision of `like`."""
         n, m = len(self), len(other)
         refuse_more_than_memory("the Gram matrix", like.element_size() * n * m, self.like)
         out = like.new_zeros(n, m)
-        for i in range(len(self._chunks)):
-            mine = self._chunks.pieces(i)
+        for i in range(len(self.source)):
+            mine = self.source.pieces(i)
             # Of a symmetric matrix only one half.
-            for j in range(i if other is self else 0, len(other._chunks)):
-                theirs = mine if other is self and j == i else other._chunks.pieces(j)
+            for j in range(i if other is self else 0, len(other.source)):
+                theirs = mine if other is self and j == i else other.source.pieces(j)
                 for a, b in product(mine, theirs):
-                    for name in self.names:
+                    for name in self.names if names is None else names:
                         add_kernel(a.blocks[name], b.blocks[name], out[a.rows, b.rows])
         if other is self:
             mirror(out)
@@ -100,8 +101,8 @@ class TangentFeatures:
         """Φ v: (p,) → (n,), or (p, k) → (n, k)."""
         v, is_vector = _columns_of(v, self.shape[1], "phi @ v", self.like)
         out = v.new_zeros(len(self), v.shape[1])
-        for piece in self._chunks:
-            for name, columns in self._columns():
+        for piece in self.pieces():
+            for name, columns in self.columns():
                 out[piece.rows] += piece.blocks[name].apply(v[columns])
         return out[:, 0] if is_vector else out
 
@@ -117,17 +118,17 @@ class TangentFeatures:
         require(fits, "weights of phi.combine", tuple(weights.shape), accepted)
         weights = weights.to(self.like)
         out = weights.new_zeros(len(weights), self.shape[1])
-        for piece in self._chunks:
+        for piece in self.pieces():
             some = weights[:, piece.rows].contiguous()
-            for name, columns in self._columns():
+            for name, columns in self.columns():
                 piece.blocks[name].add_combined(some, out[:, columns])
         return out
 
     def squared_sum(self) -> Tensor:
         """Σ_i φ_i², element by element, (p,)."""
         out = self.like.new_zeros(self.shape[1])
-        for piece in self._chunks:
-            for name, columns in self._columns():
+        for piece in self.pieces():
+            for name, columns in self.columns():
                 out[columns] += piece.blocks[name].squared_sum()
         return out
 
@@ -144,6 +145,17 @@ class TangentFeatures:
         Returns:
             singular values (k,) and directions (k, p), orthonormal, k at most the rank.
         """
+        values, weights, _ = self.top_weights(components, centred=centred)
+        return values.to(self.like), _straightened(self.combine(weights.to(self.like)))
+
+    def top_weights(
+        self, components: int | float, *, centred: bool = False
+    ) -> tuple[Tensor, Tensor, float]:
+        """The top directions as weighted sums of samples: the rows of W φ, with W = Σ⁻¹ Uᵀ.
+
+        Returns:
+            singular values (k,) and W (k, n) in float64, and Σ_i ‖φ_i‖², of centred features if so.
+        """
         by_share = isinstance(components, float)
         fits = 0 < components < 1 if by_share else components >= 1
         accepted = "a count of at least 1 or a share in (0, 1)"
@@ -154,21 +166,25 @@ class TangentFeatures:
         if centred:
             exact = float64(gram)
             gram = (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
+        total = float(float64(gram.diagonal()).sum())
         count = None if by_share else int(components)
         values, vectors = leading_eigenpairs(gram, count, dtype=self.like.dtype)
         kept = int((values > rounding).sum())
-        values, vectors = values[:kept], vectors[:, :kept]
         if by_share:
-            explained = values.cumsum(0) / float64(gram.diagonal()).sum()
-            kept = int((explained < components).sum()) + 1
-            values, vectors = values[:kept], vectors[:, :kept]
+            explained = values.cumsum(0) / total
+            kept = min(kept, int((explained < components).sum()) + 1)
+        values, vectors = values[:kept], vectors[:, :kept]
         weights = (vectors / values.sqrt()).T
         if centred:
             weights = weights - weights.mean(1, keepdim=True)
-        directions = self.combine(weights.to(self.like))
-        return values.sqrt().to(self.like), _straightened(directions)
+        return values.sqrt(), weights, total
 
-    def _columns(self) -> Iterator[tuple[str, slice]]:
+    def pieces(self) -> Iterator[Piece]:
+        """The rows, part by part, every parameter a block."""
+        for index in range(len(self.source)):
+            yield from self.source.pieces(index)
+
+    def columns(self) -> Iterator[tuple[str, slice]]:
         """Each parameter's name and its columns."""
         start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -207,28 +223,46 @@ def _precise_enough(like: Tensor) -> Tensor:
     return like if like.dtype == torch.float32 and not like.is_cuda and full else float64(like)
 
 
+@final
+@dataclass(frozen=True)
+class Batch:
+    """Samples as a network takes them.
+
+    Arguments:
+        args, kwargs: positional and keyword arguments, tensors (n, *).
+        belongings: tensors (n, *) that go with the samples, such as labels.
+    """
+
+    args: tuple[Tensor, ...]
+    kwargs: Mapping[str, Tensor]
+    belongings: tuple[Tensor, ...]
+
+
 def features_of(
     module: nn.Module,
     values: Mapping[str, Tensor],
-    inputs: Tensor,
+    batches: Sequence[Batch],
     scalar: Scalar,
-    *belongings: Tensor,
+    *,
     names: Sequence[str],
     chunk: int | None = None,
 ) -> TangentFeatures:
-    """The gradient of one scalar per sample with respect to the named parameters.
+    """The gradient of one scalar (or of K) per sample with respect to the named parameters.
 
     Arguments:
         module: the network, in eval mode (a sample's output must not depend on its neighbours).
         values: its parameters and buffers, by name.
-        inputs: (n, *).
+        batches: the samples, in parts whose shapes may differ (sequences of different lengths).
         scalar: from the outputs of some samples, and their belongings, to one number a sample.
-        belongings: tensors (n, *) that go with the samples, such as labels.
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
     """
-    problem = Problem.at(module, values, tuple(names), (inputs,), {}, scalar, belongings)
-    return TangentFeatures(Chunks(problem, chunk))
+    first, *others = batches
+    problem = Problem.at(
+        module, values, tuple(names), first.args, first.kwargs, scalar, first.belongings
+    )
+    rest = [problem.on(part.args, part.kwargs, part.belongings) for part in others]
+    return TangentFeatures(Chunks([problem, *rest], chunk))
 
 
 def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:

@@ -5,7 +5,7 @@ from math import isqrt
 
 from torch import Tensor
 
-from forgetless.tangent.blocks import SCRATCH, Block, Outer
+from forgetless.tangent.blocks import Block, Outer, scratch
 from forgetless.tangent.factors import Dense, cuts, inner
 
 # Rows of a symmetric product that are computed at once, from the diagonal to the right.
@@ -22,7 +22,7 @@ def add_kernel(a: Block, b: Block, out: Tensor) -> None:
     """
     if not isinstance(a, Outer) or not isinstance(b, Outer):
         left, right = a.rows(), b.rows()
-        for some in cuts(a.size, SCRATCH // max(len(left), len(right))):
+        for some in cuts(a.size, scratch(out) // max(len(left), len(right))):
             _add_product(left[:, some], right[:, some], a is b, out)
     elif _pairs_are_cheaper(a, b):
         _add_by_positions(a, b, out)
@@ -75,7 +75,7 @@ def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
 
 
 def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
-    side = isqrt(SCRATCH // a.shape[0])
+    side = isqrt(scratch(out) // a.shape[0])
     for left, right in a.uses:
         for other_left, other_right in b.uses:
             t, s = left.positions, other_left.positions

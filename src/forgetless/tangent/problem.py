@@ -52,9 +52,19 @@ class Problem:
         modes = {m: m.training for m in module.modules()}
         with torch.inference_mode(False):
             copies = {name: value.detach().clone() for name, value in values.items()}
+        return cls(module, copies, modes, names, (), {}, scalar, ()).on(args, kwargs, belongings)
+
+    def on(
+        self,
+        args: tuple[Tensor, ...],
+        kwargs: Mapping[str, Tensor],
+        belongings: tuple[Tensor, ...],
+    ) -> Self:
+        """The same for other samples."""
+        with torch.inference_mode(False):
             args = tuple(_usable(a) for a in args)
             kwargs = {key: _usable(a) for key, a in kwargs.items()}
-        return cls(module, copies, modes, names, args, kwargs, scalar, belongings)
+        return replace(self, args=args, kwargs=kwargs, belongings=belongings)
 
     @property
     def n(self) -> int:

@@ -1,0 +1,207 @@
+"""What a guard costs: the same loop with and without it, and the projection against its floor.
+
+    python benchmarks/guard.py [--device cuda] [--repeats 5] [--out]
+
+Three models (the paper's MLP, its LeNet, a transformer of ten million parameters) and 0, 100 and
+1,000 remembered directions. The overhead is the median time of a training step with the guard over
+that without it, the two measured in turns. The floor of a projection is the bytes of the stored
+rows over the bandwidth with which a large array is read in the same run: once where a block of
+eight rows fits the cache, twice where it does not. The reference is the usual form, g − P (Pᵀ g)
+with directions as columns. What does not fit in memory is left out, and said.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import forgetless
+from forgetless.models import MLP, LeNet
+from forgetless.subspace.sweep import project_out_rows
+
+OUT = Path("results/bench")
+DIRECTIONS = (0, 100, 1000)
+CACHE = {"cpu": 1 << 25, "cuda": 1 << 25}
+
+
+class Transformer(nn.Module):
+    """A small encoder over tokens that classifies: ten million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4000, 320)
+        layer = nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 7, enable_nested_tensor=False)
+        self.head = nn.Linear(320, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (n, T) → logits (n, 10)."""
+        return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what it is fed."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: Callable[[], Tensor]
+
+
+CASES = (
+    Case("MLP 784-100-100-10", lambda: MLP(784, 100, 10), lambda: torch.randn(32, 784)),
+    Case("LeNet", lambda: LeNet((3, 32, 32), 200, 10), lambda: torch.randn(32, 3, 32, 32)),
+    Case("transformer, 10M", Transformer, lambda: torch.randint(0, 4000, (16, 64))),
+)
+
+
+def synchronise(device: str) -> None:
+    """Wait for a GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list]:
+    """Seconds of each call, round after round, so that a noisy neighbour disturbs all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 2):
+        for name, call in calls.items():
+            synchronise(device)
+            start = time.perf_counter()
+            call()
+            synchronise(device)
+            if number >= 2:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second at which a large array is read: the best of ten."""
+    values = torch.ones(1 << 27, device=device)
+    taken = in_turns({"read": values.sum}, 10, device)["read"]
+    return values.nbytes / min(taken)
+
+
+def directions(count: int, size: int, device: str) -> Tensor:
+    """Rows that behave like remembered directions, (count, size)."""
+    return torch.randn(count, size, device=device) / size**0.5
+
+
+def projection(size: int, count: int, device: str, rate: float, rounds: int) -> dict:
+    """The projection of one vector against its floor and against the column form."""
+    rows = directions(count, size, device)
+    g = torch.randn(1, size, device=device)
+    columns = rows.T.contiguous()
+    calls = {
+        "ours": lambda: project_out_rows(g, rows.unsqueeze(0)),
+        "columns": lambda: g[0] - columns @ (columns.T @ g[0]),
+    }
+    seconds = in_turns(calls, rounds, device)
+    passes = 1 if 8 * size * 4 <= CACHE[device] else 2
+    floor = passes * rows.nbytes / rate
+    ours, reference = (statistics.median(seconds[name]) for name in calls)
+    return {
+        "passes": passes,
+        "floor_s": floor,
+        "ours_s": ours,
+        "spread_s": [min(seconds["ours"]), max(seconds["ours"])],
+        "times_floor": ours / floor,
+        "columns_over_ours": reference / ours,
+    }
+
+
+class Loop:
+    """A training loop with a guard that remembers a number of directions."""
+
+    def __init__(self, case: Case, count: int, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = case.model().to(device)
+        self.inputs = case.inputs().to(device)
+        self.labels = torch.randint(0, 10, (len(self.inputs),), device=device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.guard = forgetless.Guard(self.model, self.optimizer, forgetless.OGD(samples=1))
+        if count:
+            self._remember(count)
+
+    def _remember(self, count: int) -> None:
+        """Directions of no particular meaning, put where remembered ones are."""
+        self.guard.end_task((self.inputs, self.labels))
+        state = self.guard.state_dict()
+        size = state["memory.directions"].shape[1]
+        state["memory.directions"] = directions(count, size, str(self.inputs.device))
+        state["memory.moments"] = torch.eye(count, dtype=torch.float64)
+        self.guard.load_state_dict(state)
+
+    def step(self) -> None:
+        """One step."""
+        self.optimizer.zero_grad()
+        cross_entropy(self.model(self.inputs), self.labels).backward()
+        self.optimizer.step()
+
+
+def overhead(case: Case, count: int, device: str, rounds: int) -> dict:
+    """A step with the guard over a step without."""
+    guarded, plain = Loop(case, count, device), Loop(case, 0, device)
+    plain.guard.remove()
+    seconds = in_turns({"guarded": guarded.step, "plain": plain.step}, rounds, device)
+    ratios = [a / b for a, b in zip(seconds["guarded"], seconds["plain"], strict=True)]
+    return {
+        "plain_s": statistics.median(seconds["plain"]),
+        "guarded_s": statistics.median(seconds["guarded"]),
+        "overhead": statistics.median(ratios),
+        "spread": [min(ratios), max(ratios)],
+    }
+
+
+def fits(size: int, count: int, device: str) -> bool:
+    """Whether the rows, their columns and a copy fit in memory."""
+    needed = 3 * 4 * size * count
+    if device == "cuda":
+        return needed < torch.cuda.mem_get_info()[0]
+    return needed < 14 * 2**30
+
+
+def main() -> None:
+    """Measure, print, and with --out keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", action="store_true", help="write the results as JSON")
+    options = parser.parse_args()
+    rate = bandwidth(options.device)
+    print(f"{options.device}, {torch.get_num_threads()} threads, reads {rate / 1e9:.0f} GB/s")
+    print(f"{'model':20} {'params':>10} {'K':>5}  step ×      projection, × floor  columns ÷ ours")
+    found = []
+    for case in CASES:
+        size = sum(p.numel() for p in case.model().parameters())
+        for count in DIRECTIONS:
+            if not fits(size, count, options.device):
+                print(f"{case.name:20} {size:>10,} {count:>5}  needs more memory than there is")
+                continue
+            row = {"model": case.name, "parameters": size, "directions": count}
+            row |= overhead(case, count, options.device, options.repeats)
+            line = f"{case.name:20} {size:>10,} {count:>5}  {row['overhead']:5.2f}"
+            if count:
+                one = projection(size, count, options.device, rate, options.repeats)
+                row["projection"] = one
+                line += f"  {1e3 * one['ours_s']:9.2f} ms, {one['times_floor']:5.2f}"
+                line += f" of {one['passes']} pass{'es' if one['passes'] > 1 else '  '}"
+                line += f"  {one['columns_over_ours']:5.2f}"
+            print(line, flush=True)
+            found.append(row)
+    if options.out:
+        OUT.mkdir(parents=True, exist_ok=True)
+        setting = {"device": options.device, "torch": torch.__version__, "read_bytes_per_s": rate}
+        path = OUT / f"guard-{options.device}.json"
+        path.write_text(json.dumps({**setting, "cases": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

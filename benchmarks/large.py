@@ -1,0 +1,244 @@
+"""A guard on a transformer of 124 million parameters, on a GPU.
+
+    python benchmarks/large.py [--tasks 1,2,4] [--steps 20] [--out]
+
+GPT-2-small's shape, randomly initialised, batches of 8 × 512 tokens, bfloat16 autocast, AdamW. One
+task is remembered for real (64 directions of 64 sequences' likelihood); more tasks are timed with
+rows of no particular meaning. The guard's share of a step is stated, and its own time against its
+floor: the bytes of the rows, read twice because no cache holds a row, over the measured bandwidth.
+Then the same with only LoRA adapters of rank 16 trained and protected.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import forgetless
+
+OUT = Path("results/bench/large.json")
+WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50257, 512
+BATCH, DIRECTIONS = 8, 64
+
+
+class Layer(nn.Module):
+    """Attention and a two-layer perceptron, each after a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attend, self.mix = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.widen, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, d) → (n, T, d)."""
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in self.attend(self.first(x)).split(WIDTH, -1)
+        )
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.mix(seen.transpose(1, 2).flatten(2))
+        return x + self.narrow(functional.gelu(self.widen(self.second(x))))
+
+
+class GPT(nn.Module):
+    """Tokens (n, T) → logits (n, T, V); the head is tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(1024, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token at each place."""
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        x = self.tokens(tokens) + self.places(places)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Adapter(nn.Module):
+    """A frozen linear layer with a trained product of rank r beside it."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 16) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.normal_(self.up.weight, std=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W x + B A x."""
+        return self.layer(x) + self.up(self.down(x))
+
+
+def with_adapters(model: GPT) -> GPT:
+    """All weights frozen, adapters at every linear layer of the blocks."""
+    model.requires_grad_(False)
+    for layer in model.layers:
+        for name in ("attend", "mix", "widen", "narrow"):
+            setattr(layer, name, Adapter(getattr(layer, name)))
+    return model
+
+
+class Loop:
+    """A training loop on random text."""
+
+    def __init__(self, adapters: bool, storage: str) -> None:
+        torch.manual_seed(0)
+        model = GPT()
+        self.model = (with_adapters(model) if adapters else model).cuda()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.size = sum(p.numel() for p in trained)
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+        method = forgetless.PCAOGD(components=DIRECTIONS, samples=DIRECTIONS)
+        self.guard = forgetless.Guard(
+            self.model, self.optimizer, method, output="likelihood", storage=storage
+        )
+        self.text = torch.randint(0, VOCABULARY, (DIRECTIONS, CONTEXT), device="cuda")
+
+    def step(self) -> None:
+        """One step on eight sequences."""
+        tokens = self.text[torch.randperm(len(self.text), device="cuda")[:BATCH]]
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = self.model(tokens)
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def remember(self) -> float:
+        """Remember a task for real; the seconds it takes."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self.guard.end_task((self.text, self.text))
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def pretend(self, tasks: int) -> None:
+        """As many directions as that many tasks have, of no particular meaning."""
+        count = tasks * DIRECTIONS
+        state = self.guard.state_dict()
+        kept = state["memory.directions"]
+        self.guard.load_state_dict({**state, **_rows(0, kept)})  # make room
+        rows = torch.randn(count, kept.shape[1], dtype=kept.dtype, device="cuda")
+        rows *= kept.shape[1] ** -0.5
+        state |= {"memory.directions": rows, "memory.moments": torch.eye(count).double()}
+        del kept
+        self.guard.load_state_dict(state)
+
+    def seconds(self, steps: int) -> list[float]:
+        """Of each of some steps."""
+        taken = []
+        for number in range(steps + 3):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.step()
+            torch.cuda.synchronize()
+            if number >= 3:
+                taken.append(time.perf_counter() - start)
+        return taken
+
+
+def _rows(count: int, like: Tensor) -> dict[str, Tensor]:
+    return {
+        "memory.directions": like.new_empty(count, like.shape[1]),
+        "memory.moments": torch.eye(count).double(),
+    }
+
+
+def bandwidth() -> float:
+    """Bytes a second at which a large array is read."""
+    values = torch.ones(1 << 30, device="cuda")
+    best = float("inf")
+    for _ in range(10):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        values.sum()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return values.nbytes / best
+
+
+def measured(adapters: bool, storage: str, tasks: list[int], steps: int, rate: float) -> list[dict]:
+    """The guard's part of a step after some numbers of tasks."""
+    loop = Loop(adapters, storage)
+    plain = loop.seconds(steps)
+    remembering = loop.remember()
+    kind = "adapters" if adapters else "all weights"
+    print(f"{kind}, {loop.size / 1e6:.1f}M parameters, {storage}: {remembering:.1f} s to remember")
+    print(loop.guard.memory_report().share)
+    found = []
+    for count in tasks:
+        if count > 1:
+            loop.pretend(count)
+        guarded = loop.seconds(steps)
+        item = 4 if storage == "dense" else 2
+        floor = 2 * count * DIRECTIONS * loop.size * item / rate
+        before, after = statistics.median(plain), statistics.median(guarded)
+        row = {
+            "protected": kind,
+            "parameters": loop.size,
+            "storage": storage,
+            "tasks": count,
+            "remember_s": remembering,
+            "plain_s": before,
+            "guarded_s": after,
+            "share_of_step": (after - before) / after,
+            "overhead_over_plain": after / before - 1,
+            "floor_s": floor,
+            "times_floor": (after - before) / floor,
+            "spread_s": [min(guarded), max(guarded)],
+        }
+        print(
+            f"  {count} tasks: step {1e3 * before:.1f} → {1e3 * after:.1f} ms, guard "
+            f"{row['overhead_over_plain']:+.1%}, {row['times_floor']:.2f} of its floor",
+            flush=True,
+        )
+        found.append(row)
+    return found
+
+
+def main() -> None:
+    """Measure, print, and with --out keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", default="1,2,3")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=None, help="file for the results, JSON")
+    options = parser.parse_args()
+    rate = bandwidth()
+    print(f"{torch.cuda.get_device_name()}, reads {rate / 1e9:.0f} GB/s")
+    tasks = [int(t) for t in options.tasks.split(",")]
+    found = []
+    for adapters, storage, counts in (
+        (False, "dense", tasks),
+        (False, "bfloat16", [1, 2, 4, 6]),
+        (True, "dense", [1, 8]),
+    ):
+        try:
+            found += measured(adapters, storage, counts, options.steps, rate)
+        except torch.OutOfMemoryError as error:
+            print(f"  out of memory: {str(error).splitlines()[0]}")
+        torch.cuda.empty_cache()
+    if options.out is not None:
+        setting = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        result = {**setting, "read_bytes_per_s": rate, "cases": found}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

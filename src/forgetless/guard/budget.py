@@ -1,0 +1,80 @@
+"""A number of bytes that remembered directions must fit in, and what is done to fit them."""
+
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import torch
+
+from forgetless.errors import ConfigError
+from forgetless.guard.report import in_words
+from forgetless.methods import PCAOGD, Method
+from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
+from forgetless.tangent import TangentFeatures, held, held_bytes
+
+
+def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
+    """Factored samples where they take less than rows, by the features of a few samples."""
+    factored = held_bytes(held(phi)) / len(phi)
+    row = phi.shape[1] * phi.like.element_size()
+    if isinstance(method, PCAOGD):
+        # All samples that were looked at are kept, and each direction's weights of them.
+        count = method.components if isinstance(method.components, int) else method.samples
+        cheaper = method.samples * (factored + 8 * count) + 16 * count**2 < count * row
+    else:
+        cheaper = factored < row
+    return FACTORED if cheaper else DENSE
+
+
+def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:
+    """The directions in no more than `budget` bytes, and what had to be given up, in words.
+
+    Dense rows are first rounded to bfloat16, then the directions that explain least are left out;
+    of factored samples those are left out that add least to the others. Principal directions of
+    factored samples become rows, for with fewer of them as many samples would stay.
+    """
+    needed = state.nbytes
+    if needed <= budget:
+        return state, None
+    before, rank = state.kept_share(), state.rank
+    how: list[str] = []
+    if isinstance(state, FactoredSubspace) and state.has_combinations:
+        state = state.dense()
+        how.append("factored samples made rows")
+    if isinstance(state, DenseSubspace) and state.nbytes > budget:
+        state = state.stored(replace(state.storage, dtype=torch.bfloat16))
+        how.append("rows rounded to bfloat16, which leaves about 1e-3 of a protected component")
+    if state.nbytes > budget:
+        state = _fewer(state, budget)
+        how.append(f"{state.rank} of {rank} directions kept")
+    if state.nbytes > budget:
+        raise ConfigError(
+            f"memory must be enough for at least one direction, {in_words(state.nbytes)} for this "
+            f"model, not {in_words(budget)}"
+        )
+    return state, (
+        f"{', '.join(how)}: {in_words(needed)} asked for, {in_words(budget)} given; {before:.1%} "
+        f"of the variance was explained, {state.kept_share():.1%} is now"
+    )
+
+
+def _fewer(state: Subspace, budget: int) -> Subspace:
+    """As many directions as fit, at least one; the next task is not held to their number."""
+    rank = state.rank
+    # Bytes are a K + q K², with q for the small matrices (K, K) of float64.
+    q = 8 if isinstance(state, DenseSubspace) else 16
+    a = state.nbytes / rank - q * rank
+    limit = min(rank - 1, int((sqrt(a * a + 4 * q * budget) - a) / (2 * q)))
+    while True:
+        limit = max(1, limit)
+        if isinstance(state, DenseSubspace):
+            cut = state.stored(replace(state.storage, max_rank=limit))
+            fewer: Subspace = replace(cut, storage=state.storage)
+        elif isinstance(state, FactoredSubspace):
+            fewer = state.limited(limit)
+        else:
+            return state
+        if fewer.nbytes <= budget or limit == 1:
+            return fewer
+        # Samples take more or less of it, such as sequences of different lengths.
+        limit = min(limit - 1, int(limit * budget / fewer.nbytes))

@@ -1,0 +1,254 @@
+"""A continual-learning method attached to anyone's model and optimizer."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forgetless.errors import ConfigError, DataError, require
+from forgetless.guard.arguments import (
+    Projected,
+    function,
+    named_storage,
+    unwrapped,
+    usable_optimizer,
+    what_to_project,
+)
+from forgetless.guard.batches import Remembered, Unpack
+from forgetless.guard.budget import chosen_storage, within
+from forgetless.guard.loading import TaskData
+from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
+from forgetless.guard.outputs import Named, Output, named_output
+from forgetless.guard.parameters import Parameters, Params, protected_names
+from forgetless.guard.report import MemoryReport, Stats, parsed_bytes
+from forgetless.guard.reporting import memory_report
+from forgetless.guard.state import Snapshot, from_dict, to_dict
+from forgetless.guard.steps import Steps
+from forgetless.methods import Method, State
+from forgetless.streams import stream
+from forgetless.subspace import Storage, Subspace
+
+
+@final
+class Guard:
+    """Keeps what a model has learned while its user's own loop trains it on something new.
+
+    After `end_task` every step of the optimizer is changed as the method says. Methods that
+    project (OGD, PCA-OGD, A-GEM, GEM, GEM-NT) work on the update that the optimizer makes,
+    Δθ ← P Δθ, so momentum, weight decay and adaptive step sizes leak nothing; EWC and joint
+    training add to the gradient.
+
+    Arguments:
+        model: any module, compiled or not.
+        optimizer: any of `torch.optim` but LBFGS.
+        method: as `fit` takes it, for example `PCAOGD(components=100)`.
+        params: what is protected: None for all trained parameters; names or beginnings of names
+            (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
+            Frozen parameters that are trained later must be chosen so.
+        exclude: names or beginnings of names that are not, such as heads.
+        project: "update" projects what the optimizer does, "gradient" what it is given (the
+            paper's way, exact for plain SGD only); by default the update where the method allows.
+        output: which scalars of a sample's outputs are protected: "class", the true class's logit;
+            "regression", every number predicted; "likelihood", the mean log-likelihood of a
+            sequence's tokens; or a function of outputs and target to (n,) or (n, K). By default
+            "class" for integer targets (n,), "regression" for real or absent ones.
+        loss: for methods that follow the loss on remembered samples, a function of outputs and
+            target to one number; by default cross-entropy, or squared error for real targets.
+        unpack: from a batch of the loader to the model's inputs (a tensor, a tuple, a dict) and
+            the target, where batches are not (input, target) pairs or dicts with labels.
+        storage: how directions are kept: "dense" (float32 rows), "bfloat16", "cpu" (rows wait
+            there while the model is on a GPU), "factored" (samples as factors), or a `Storage`.
+        memory: a budget for directions, such as "512MB"; what it led to is in `memory_report()`.
+        max_rank: the most directions that are kept (`Storage` says which, when there are more).
+        seed: of the choice of samples.
+
+    Example:
+        >>> import torch, forgetless
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> guard = forgetless.Guard(model, optimizer, forgetless.OGD(samples=5))
+        >>> guard.end_task((torch.randn(20, 4), torch.randint(0, 3, (20,))))
+        >>> guard.tasks, guard.memory_report().directions
+        (1, 5)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        method: Method[Any],
+        *,
+        params: Params = None,
+        exclude: Sequence[str] = (),
+        project: Projected | None = None,
+        output: Named | Output | None = None,
+        loss: Output | None = None,
+        unpack: Unpack | None = None,
+        storage: str | Storage | None = None,
+        memory: str | int | None = None,
+        max_rank: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not isinstance(method, Method):
+            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
+        self.method = method
+        self.project = what_to_project(method, project)
+        module = unwrapped(model)
+        optimizer = usable_optimizer(optimizer)
+        self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
+        self._model = GuardedModel(
+            module, self._parameters, named_output(output), function("loss", loss)
+        )
+        self._unpack = function("unpack", unpack)
+        self._budget = None if memory is None else parsed_bytes(memory)
+        self._asked = named_storage(storage, max_rank)
+        self._choose_storage = self._budget is not None and storage is None
+        self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
+        self._now = self._nothing()
+        if self._budget is not None and not isinstance(self._now.state, Subspace):
+            raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")
+        self._steps = Steps(self._model, method, self.project, self._generators[1], self._bring)
+        self._steps.attach(optimizer)
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks are remembered."""
+        return self._now.tasks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The protected parameters."""
+        return self._parameters.names
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Watch over another optimizer's steps from now on, for example one made for a new task."""
+        self._steps.attach(usable_optimizer(optimizer))
+
+    def remove(self) -> None:
+        """Let the optimizer go its own way again; what was remembered stays."""
+        self._steps.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def end_task(self, loader: Any) -> None:
+        """Remember the task that was just learned, at the present weights.
+
+        Arguments:
+            loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
+        """
+        self._steps.look()
+        self._steps.follow_model()
+        with self._all_or_nothing():
+            self._set(self._with_task(self._now, loader))
+
+    def refresh(self, *loaders: Any) -> None:
+        """Replace what is remembered of all earlier tasks, at the present weights.
+
+        Directions are those of the weights at the end of their task, and age as training goes on.
+
+        Arguments:
+            loaders: data of the earlier tasks, one loader each.
+        """
+        require(bool(loaders), "refresh's loaders", "none", "one for each earlier task")
+        with self._all_or_nothing():
+            now = self._nothing()
+            for loader in loaders:
+                now = self._with_task(now, loader)
+            self._set(now)
+
+    def stats(self) -> Stats:
+        """How much of the steps was removed since the latest task was remembered."""
+        return self._steps.removed.stats()
+
+    def memory_report(self) -> MemoryReport:
+        """What is kept: bytes, directions and share of variance, per task and per layer."""
+        now = self._now
+        return memory_report(now.state, now.storage, now.tasks, self._parameters, now.notes)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that is remembered, as tensors: for `torch.save`, or safetensors' `save_file`."""
+        now = replace(self._now, generators=self._random())
+        return to_dict(now, self.method, self._parameters)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave; a state of another model is refused."""
+        with full_precision(self._parameters.device):
+            snapshot = from_dict(state_dict, self.method, self._parameters)
+        self._rewind(snapshot.generators)
+        self._set(snapshot)
+
+    def _bring(self) -> None:
+        """What is remembered to where the model is."""
+        self.load_state_dict(self.state_dict())
+
+    def _set(self, snapshot: Snapshot) -> None:
+        self._now = snapshot
+        self._steps.follow(snapshot.state if snapshot.tasks else None)
+
+    def _nothing(self) -> Snapshot:
+        state: State = self.method.init(self._parameters.empty(), self._asked)
+        return Snapshot(state, self._asked, 0, (), self._random())
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What fails half way leaves the guard as it was."""
+        self._parameters.check_current(self._model.module)
+        random = self._random()
+        try:
+            with full_precision(self._parameters.device):
+                yield
+        except BaseException:
+            self._rewind(random)
+            raise
+
+    def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
+        """One more task remembered."""
+        data = TaskData(loader, self._unpack, self._generators[0])
+        if self._choose_storage and not now.tasks:
+            now = self._chosen(now, data)
+        task = GuardedTask(self._model, data)
+        state = self.method.consolidate(now.state, self._parameters.read(), task)
+        task.check()
+        notes, number = now.notes, now.tasks + 1
+        if self._budget is not None and isinstance(state, Subspace):
+            state, note = within(state, self._budget)
+            if note is not None:
+                warnings.warn(f"task {number}: {note}", stacklevel=4)
+                notes = (*notes, f"task {number}: {note}")
+        storage = state.storage if isinstance(state, Subspace) else now.storage
+        return Snapshot(state, storage, number, notes, self._random())
+
+    def _chosen(self, now: Snapshot, data: TaskData) -> Snapshot:
+        """The storage that needs less for this model, by the features of a few samples."""
+        first = next(iter(data.batches()), None)
+        if first is None:
+            raise DataError("the loader has no samples")
+        few = Remembered((first.mapped(lambda t: t[:4]),))
+        kind = chosen_storage(self._model.features(few), self.method)
+        storage = replace(kind, max_rank=self._asked.max_rank)
+        state: State = self.method.init(self._parameters.empty(), storage)
+        return replace(now, state=state, storage=storage, notes=(f"{storage} chosen",))
+
+    def _random(self) -> Tensor:
+        return torch.stack([generator.get_state() for generator in self._generators])
+
+    def _rewind(self, states: Tensor) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state.clone())

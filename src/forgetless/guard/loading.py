@@ -1,0 +1,103 @@
+"""Samples out of a user's loader: a random choice, or all of them one batch after another."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from forgetless.errors import ConfigError, DataError
+from forgetless.guard.batches import Part, Remembered, Unpack, unpacked
+
+
+@final
+class TaskData:
+    """The training samples of one task.
+
+    Of a `DataLoader` over a dataset with an index only the chosen samples are read. Anything else
+    is walked through once, keeping a sample of it.
+
+    Arguments:
+        loader: an iterable of batches, or one batch.
+        unpack: from a batch to inputs and target.
+        generator: of random choices.
+    """
+
+    def __init__(self, loader: Any, unpack: Unpack | None, generator: torch.Generator) -> None:
+        one_batch = isinstance(loader, Tensor | Mapping) or (
+            isinstance(loader, tuple) and bool(loader) and isinstance(loader[0], Tensor)
+        )
+        if not one_batch and not isinstance(loader, Iterable):
+            raise ConfigError(f"a loader must be iterable, not {type(loader).__name__}")
+        self.loader: Iterable[Any] = [loader] if one_batch else loader
+        self.unpack = unpack
+        self.generator = generator
+        self._all: list[Part] | None = None
+
+    def batches(self) -> Iterator[Part]:
+        """All samples, batch after batch; an iterator that can be walked only once is kept."""
+        if self._all is not None:
+            yield from self._all
+        elif isinstance(self.loader, Iterator):
+            self._all = [unpacked(batch, self.unpack) for batch in self.loader]
+            yield from self._all
+        else:
+            for batch in self.loader:
+                yield unpacked(batch, self.unpack)
+
+    @property
+    def size(self) -> int:
+        """How many samples the loader gives."""
+        dataset = self._indexed()
+        if dataset is None or not isinstance(self.loader, DataLoader):
+            return sum(len(part) for part in self.batches())
+        count = len(dataset)
+        return count - count % (self.loader.batch_size or 1) if self.loader.drop_last else count
+
+    def draw(self, count: int) -> Remembered:
+        """A random choice without replacement, all of them if there are no more than `count`."""
+        dataset = self._indexed()
+        parts = self._walked(count) if dataset is None else self._chosen(dataset, count)
+        if not parts:
+            raise DataError("the loader has no samples")
+        return Remembered.stacked(parts)
+
+    def _indexed(self) -> Any:
+        """The loader's dataset, if its samples have numbers and the loader leaves none out."""
+        loader = self.loader
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return None
+        dataset: Any = loader.dataset
+        plain = isinstance(loader.sampler, RandomSampler | SequentialSampler)
+        batched = loader.batch_size is not None
+        whole = plain and getattr(loader.sampler, "num_samples", None) in (None, len(dataset))
+        return dataset if plain and whole and batched else None
+
+    def _chosen(self, dataset: Any, count: int) -> list[Part]:
+        index = torch.randperm(len(dataset), generator=self.generator)[:count].tolist()
+        if not index or not isinstance(self.loader, DataLoader):
+            return []
+        loader = DataLoader(
+            Subset(dataset, index),
+            batch_size=self.loader.batch_size,
+            collate_fn=self.loader.collate_fn,
+        )
+        return [unpacked(batch, self.unpack) for batch in loader]
+
+    def _walked(self, count: int) -> list[Part]:
+        """Reservoir sampling: every sample has the same chance, and only `count` are kept."""
+        kept: list[Part] = []
+        seen = 0
+        for part in self.batches():
+            here = len(part)
+            # Sample number s, from 1, takes a random one of s places, if that is among the first.
+            chances = torch.rand(here, dtype=torch.float64, generator=self.generator)
+            places = (chances * torch.arange(seen + 1, seen + here + 1)).long().tolist()
+            for i, place in enumerate(places):
+                if len(kept) < count:
+                    kept.append(part.select(torch.tensor([i])))
+                elif place < count:
+                    kept[place] = part.select(torch.tensor([i]))
+            seen += here
+        return kept

@@ -1,0 +1,232 @@
+"""A user's model as a function of chosen weights: the gradients that methods ask for."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from forgetless.errors import ConfigError, DataError
+from forgetless.guard.batches import Part, Remembered
+from forgetless.guard.loading import TaskData
+from forgetless.guard.losses import check_loss, mean_loss, sample_losses
+from forgetless.guard.outputs import Named, Output, chosen_output
+from forgetless.guard.parameters import Parameters
+from forgetless.tangent import Batch, TangentFeatures, features_of
+
+# Samples whose per-sample gradients are looked at together when only their sum is wanted.
+_FISHER_CHUNK = 1024
+
+
+@final
+@dataclass(frozen=True)
+class GuardedModel:
+    """The model, what is protected of it, and how its outputs are read.
+
+    Arguments:
+        module: the model itself, not a compiled or otherwise wrapped form of it.
+        parameters: the protected parameters.
+        output: which scalars of a sample's outputs are protected.
+        loss: from outputs and target to the loss of a batch; None for the usual one.
+    """
+
+    module: nn.Module
+    parameters: Parameters
+    output: Named | Output | None
+    loss: Output | None
+
+    def values(self, theta: Tensor | None = None) -> dict[str, Tensor]:
+        """Parameters and buffers by name, those that are protected taken from theta (1, p)."""
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        values = {name: _full(tensor.detach()) for name, tensor in tensors.items()}
+        if theta is not None:
+            values |= dict(zip(self.parameters.names, self.parameters.views(theta), strict=True))
+        return values
+
+    def features(self, samples: Remembered) -> TangentFeatures:
+        """φ of the protected scalars, at the present weights and in eval mode."""
+        with self._eval():
+            scalars = [self._scalar(part) for part in samples.parts]
+            return self._per_sample(samples, scalars[0])
+
+    def loss_features(self, samples: Remembered) -> TangentFeatures:
+        """The gradient of each sample's loss, at the present weights and in eval mode."""
+        self.check_loss(samples)
+        with self._eval():
+            return self._per_sample(samples, self._losses)
+
+    def _losses(self, outputs: Any, target: Tensor | None = None) -> Tensor:
+        return sample_losses(self.loss, outputs, target)
+
+    def _per_sample(self, samples: Remembered, scalar: Callable[..., Tensor]) -> TangentFeatures:
+        batches = [
+            Batch(part.args, part.kwargs, () if part.target is None else (part.target,))
+            for part in (self._placed(part) for part in samples.parts)
+        ]
+        return features_of(self.module, self.values(), batches, scalar, names=self.parameters.names)
+
+    def _scalar(self, part: Part) -> Output:
+        """The scalars to protect, once model and target are seen to fit."""
+        outputs, target = self._tried(part)
+        return chosen_output(self.output, outputs, target, part.target)
+
+    def check_loss(self, samples: Remembered) -> None:
+        """Refuse samples that the loss cannot be computed on, before it is needed in a step."""
+        with self._eval():
+            for part in samples.parts:
+                outputs, target = self._tried(part)
+                check_loss(self.loss, outputs, target, part.target)
+
+    def _tried(self, part: Part) -> tuple[Any, Tensor | None]:
+        """The model's outputs for a few of the samples, and their target."""
+        few = self._placed(part.mapped(lambda t: t[:2]))
+        with torch.no_grad():
+            return self._outputs(few, self.values()), few.target
+
+    def loss_gradient(self, samples: Remembered, theta: Tensor) -> Tensor:
+        """The gradient of the samples' mean loss at theta, (1, p); buffers stay as they are."""
+        theta = theta.detach().requires_grad_()
+        total = theta.new_zeros(())
+        with torch.enable_grad():
+            for part in samples.parts:
+                placed = self._placed(part)
+                values = self.values(theta)
+                buffers = dict(self.module.named_buffers())
+                values |= {name: values[name].clone() for name in buffers}
+                outputs = self._outputs(placed, values)
+                share = len(part) / len(samples)
+                total = total + share * mean_loss(self.loss, outputs, placed.target)
+        if not total.requires_grad:
+            return torch.zeros_like(theta)
+        return torch.autograd.grad(total, theta)[0]
+
+    def _outputs(self, part: Part, values: dict[str, Tensor]) -> Any:
+        try:
+            return functional_call(self.module, values, part.args, dict(part.kwargs))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"the model does not take a batch's inputs ({reason}); say with unpack= which "
+                "part of a batch the model is called with"
+            ) from error
+
+    def _placed(self, part: Part) -> Part:
+        """The samples where the model is, and as precise as its gradients are computed."""
+        device = self.parameters.device
+        return part.mapped(lambda t: _full(t.to(device)))
+
+    @contextmanager
+    def _eval(self) -> Iterator[None]:
+        modes = {module: module.training for module in self.module.modules()}
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """As if the user's code were not in autocast or inference mode; nothing compiled is run."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if "torch._dynamo" in sys.modules:  # it takes seconds to import
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@final
+class GuardedTask:
+    """`FinishedTask`: what a method may ask of the task that was just learned."""
+
+    def __init__(self, model: GuardedModel, data: TaskData) -> None:
+        self.model = model
+        self.data = data
+        self._drawn: Remembered | None = None
+
+    @property
+    def size(self) -> int:
+        """How many training samples the task has."""
+        return self.data.size
+
+    def draw(self, count: int) -> Remembered:
+        """A random choice of its training samples."""
+        self._drawn = self.data.draw(count)
+        return self._drawn
+
+    def features(self, samples: Remembered) -> Sequence[TangentFeatures]:
+        """φ of the samples' protected scalars."""
+        self._drawn = None
+        return [self.model.features(samples)]
+
+    def check(self) -> None:
+        """Refuse samples that are kept for their loss and have none."""
+        if self._drawn is not None:
+            self.model.check_loss(self._drawn)
+
+    def squared_loss_gradients(self) -> Tensor:
+        """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""
+        total = self.model.parameters.empty().zero_()
+        waiting: list[Part] = []
+        seen = 0
+        for part in self.data.batches():
+            waiting.append(part)
+            seen += len(part)
+            if sum(map(len, waiting)) >= _FISHER_CHUNK:
+                total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
+                waiting = []
+        if not seen:
+            raise DataError("the loader has no samples")
+        if waiting:
+            total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
+        return total
+
+
+@final
+class MemoryGradient:
+    """`LossGrad`: the mean loss gradient on remembered samples at given weights.
+
+    Arguments:
+        model: the model.
+        theta: the weights, (1, p).
+        movable: mask (p,) of the parameters that can move; None for all.
+        generator: of random batches.
+    """
+
+    def __init__(
+        self,
+        model: GuardedModel,
+        theta: Tensor,
+        movable: Tensor | None,
+        generator: torch.Generator,
+    ) -> None:
+        self.model = model
+        self.theta = theta
+        self.movable = movable
+        self.generator = generator
+
+    def __call__(
+        self, samples: Remembered, batch_size: int | None = None, *, one_head: bool = False
+    ) -> Tensor:
+        """The gradient, (1, p)."""
+        if one_head:
+            raise ConfigError(
+                "a guard does not know which outputs belong to which task: heads='released' is "
+                "for `fit` alone"
+            )
+        if batch_size is not None and batch_size < len(samples):
+            index = torch.randperm(len(samples), generator=self.generator)[:batch_size]
+            samples = samples.select(index)
+        gradient = self.model.loss_gradient(samples, self.theta)
+        return gradient if self.movable is None else gradient * self.movable
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """Half precision as float32."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor

@@ -1,0 +1,177 @@
+"""The protected parameters of a user's model as one flat vector (1, p)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forgetless.errors import ConfigError, require
+from forgetless.tangent import chosen_names
+
+# None for all; names or prefixes of names, parameters or modules; a function of the name.
+Params = nn.Module | str | Iterable[str | nn.Parameter | nn.Module] | Callable[[str], bool] | None
+
+
+@final
+class Parameters:
+    """Reads and writes a model's parameters as one vector, in the order of `names`.
+
+    Arguments:
+        module: the model.
+        names: the protected parameters.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        own = dict(module.named_parameters())
+        self.names = tuple(names)
+        self.tensors: list[Tensor] = [own[name] for name in names]
+        self.shapes = {name: tuple(own[name].shape) for name in names}
+        ends = torch.tensor([t.numel() for t in self.tensors]).cumsum(0).tolist()
+        self.columns = [
+            slice(end - t.numel(), end) for end, t in zip(ends, self.tensors, strict=True)
+        ]
+        self.size: int = ends[-1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        devices = {t.device for t in self.tensors}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"the protected parameters are on several devices: "
+                f"{', '.join(sorted(map(str, devices)))}; choose those of one with params="
+            )
+        return self.tensors[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the vector: at least float32, so that small steps of half-precision weights count."""
+        dtype = torch.float32
+        for other in {tensor.dtype for tensor in self.tensors}:
+            dtype = torch.promote_types(dtype, other)
+        return dtype
+
+    def empty(self) -> Tensor:
+        """A vector of no particular value, (1, p)."""
+        return torch.empty(1, self.size, dtype=self.dtype, device=self.device)
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector (1, p) in the parameters' shapes."""
+        pairs = zip(self.columns, self.tensors, strict=True)
+        return [vector[0, columns].view(t.shape) for columns, t in pairs]
+
+    def read(self) -> Tensor:
+        """The parameters, (1, p)."""
+        out = self.empty()
+        with torch.no_grad():
+            torch._foreach_copy_(self.views(out), self.tensors)
+        return out
+
+    def add(self, vector: Tensor) -> None:
+        """Add a vector to the parameters."""
+        with torch.no_grad():
+            torch._foreach_add_(self.tensors, self.views(vector))
+
+    def movable(self, optimizer: Optimizer) -> tuple[int, ...]:
+        """Which parameters the optimizer moves now: those that it has and that have a gradient."""
+        moves = {
+            id(p)
+            for group in optimizer.param_groups
+            if not _is_zero(group.get("lr"))
+            for p in group["params"]
+            if p.grad is not None
+        }
+        return tuple(i for i, t in enumerate(self.tensors) if id(t) in moves)
+
+    def check_current(self, module: nn.Module) -> None:
+        """Refuse a model whose parameters are others than at first."""
+        own = dict(module.named_parameters())
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            if own.get(name) is not tensor or tuple(tensor.shape) != self.shapes[name]:
+                raise ConfigError(
+                    f"the model's {name} is another parameter than when the guard was made; make "
+                    "a new guard, and give it the old one's state_dict"
+                )
+
+    def gradients(self) -> Tensor:
+        """The gradients, (1, p), zero where there is none."""
+        out = self.empty().zero_()
+        for view, tensor, name in zip(self.views(out), self.tensors, self.names, strict=True):
+            if tensor.grad is not None:
+                if tensor.grad.is_sparse:
+                    raise ConfigError(
+                        f"the gradient of {name} is sparse: use project='update', or a layer "
+                        "with sparse=False"
+                    )
+                view.copy_(tensor.grad.detach())
+        return out
+
+    def write_gradients(self, vector: Tensor, movable: Sequence[int]) -> None:
+        """Set the gradients of these parameters."""
+        views = self.views(vector)
+        for i in movable:
+            gradient = self.tensors[i].grad
+            if gradient is not None:
+                gradient.detach().copy_(views[i])
+
+
+def protected_names(
+    module: nn.Module, optimizer: Optimizer, params: Params, exclude: Sequence[str]
+) -> tuple[str, ...]:
+    """The chosen parameters that the optimizer has, without the excluded ones.
+
+    If nothing is chosen, those that require a gradient; a frozen one must be chosen.
+    """
+    own = dict(module.named_parameters())
+    if params is None:
+        chosen = [name for name, p in own.items() if p.requires_grad]
+    elif callable(params) and not isinstance(params, nn.Module):
+        chosen = [name for name in own if params(name)]
+    else:
+        chosen = list(chosen_names(module, _spelled(params)))
+    left_out = _left_out(module, exclude)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    names = [n for n in chosen if n not in left_out and id(own[n]) in trained]
+    if not names:
+        raise ConfigError(
+            "there is nothing to protect: none of the chosen parameters is trained by the optimizer"
+        )
+    for name in names:
+        real = own[name].is_floating_point()
+        require(real, f"the parameter {name}", str(own[name].dtype), "of real numbers")
+    return tuple(names)
+
+
+def _left_out(module: nn.Module, exclude: Sequence[str]) -> set[str]:
+    """The parameters that `exclude` names, tied ones by any of their names."""
+    name_of = {id(p): name for name, p in module.named_parameters()}
+    aliases = [(a, name_of[id(p)]) for a, p in module.named_parameters(remove_duplicate=False)]
+    accepted = "names of parameters or beginnings of them, such as 'head'"
+    require(isinstance(exclude, str | Iterable), "exclude", exclude, accepted)
+    found: set[str] = set()
+    for prefix in (exclude,) if isinstance(exclude, str) else exclude:
+        mine = {name for a, name in aliases if a == prefix or a.startswith(f"{prefix}.")}
+        require(isinstance(prefix, str) and bool(mine), "exclude", prefix, accepted)
+        found |= mine
+    return found
+
+
+def _is_zero(lr: object) -> bool:
+    # A tensor may be on a GPU, which would have to be waited for.
+    return isinstance(lr, int | float) and lr == 0
+
+
+def _spelled(
+    params: nn.Module | str | Iterable[str | nn.Parameter | nn.Module],
+) -> nn.Module | str | list[str | nn.Parameter]:
+    """Modules among the choices as their parameters."""
+    if isinstance(params, nn.Module | str | nn.Parameter):
+        return [params] if isinstance(params, nn.Parameter) else params
+    accepted = "names, modules, parameters, a list of them or a function of the name"
+    require(isinstance(params, Iterable), "params", params, accepted)
+    spelled: list[str | nn.Parameter] = []
+    for one in params:
+        spelled += list(one.parameters()) if isinstance(one, nn.Module) else [one]
+    return spelled

@@ -1,0 +1,163 @@
+"""A guard's memory as a dictionary of tensors, and back."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from forgetless.errors import ConfigError
+from forgetless.guard.batches import Remembered
+from forgetless.guard.parameters import Parameters
+from forgetless.methods import Method, State
+from forgetless.subspace import Storage
+
+_FORMAT = 1
+_HEADER, _MEMORY, _RANDOM = "header", "memory.", "generators"
+
+
+@final
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a guard has to keep.
+
+    Arguments:
+        state: the method's memory.
+        storage: how directions are kept.
+        tasks: how many were remembered.
+        notes: what was given up for a budget.
+        generators: states of the random generators, (g, bytes).
+    """
+
+    state: State
+    storage: Storage
+    tasks: int
+    notes: tuple[str, ...]
+    generators: Tensor
+
+
+def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> dict[str, Tensor]:
+    """Every tensor by name; what is not a tensor as JSON text in one of bytes."""
+    storage = snapshot.storage
+    memory = snapshot.state.tensors(0)
+    header = {
+        "format": _FORMAT,
+        "method": method.name,
+        "hyperparameters": asdict(method),  # type: ignore[call-overload]
+        "parameters": parameters.shapes,
+        "tasks": snapshot.tasks,
+        "notes": snapshot.notes,
+        "memory": {name: _kind(t) for name, t in memory.items()},
+        "storage": {
+            "kind": storage.kind,
+            "dtype": None if storage.dtype is None else str(storage.dtype)[6:],
+            "device": None if storage.device is None else str(storage.device),
+            "max_rank": storage.max_rank,
+        },
+    }
+    text = json.dumps(header, default=str).encode()
+    tensors = {
+        _HEADER: torch.frombuffer(bytearray(text), dtype=torch.uint8),
+        _RANDOM: snapshot.generators,
+    }
+    # Tensors of one file must not share memory.
+    return tensors | {_MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
+
+
+def from_dict(
+    tensors: Mapping[str, Tensor], method: Method[Any], parameters: Parameters
+) -> Snapshot:
+    """What `to_dict` was given, on the device of the parameters; refused if it does not fit.
+
+    The hyperparameters are those of the guard that saved it; this one goes on with its own.
+    """
+    header = _header(tensors)
+    try:
+        name = header["method"]
+        if name != method.name:
+            raise ConfigError(f"the state is one of {name}, and this guard uses {method.name}")
+        shapes = {n: tuple(shape) for n, shape in header["parameters"].items()}
+        if list(shapes.items()) != list(parameters.shapes.items()):
+            raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
+        _check_memory(tensors, header["memory"])
+        storage = _storage(header["storage"])
+        memory = {
+            n.removeprefix(_MEMORY): t.detach().to(storage.device or parameters.device, copy=True)
+            for n, t in tensors.items()
+            if n.startswith(_MEMORY)
+        }
+        state = method.restore([memory], parameters.read(), storage, Remembered.restore)
+        _check_width(memory, parameters)
+        generators = tensors[_RANDOM].cpu().clone()
+        for one in generators:
+            torch.Generator().set_state(one.clone())  # of a view it would read the wrong bytes
+        tasks, notes = int(header["tasks"]), tuple(map(str, header["notes"]))
+    except ConfigError:
+        raise
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"{reason} is missing"
+        raise ConfigError(f"the state is damaged or incomplete: {reason}") from error
+    return Snapshot(state, storage, tasks, notes, generators)
+
+
+def _header(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(bytes(tensors[_HEADER].cpu().tolist()))
+        version = header["format"]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            "state_dict must be what a guard's state_dict() gave, and is not"
+        ) from error
+    if version != _FORMAT:
+        raise ConfigError(f"the state has format {version}, this version reads {_FORMAT}")
+    return header
+
+
+def _storage(kept: Mapping[str, Any]) -> Storage:
+    dtype = None if kept["dtype"] is None else getattr(torch, kept["dtype"])
+    device = None if kept["device"] is None else torch.device(kept["device"])
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError):
+            device = None  # this machine has no such device: rows are where the weights are
+    return Storage(kept["kind"], dtype, device, kept["max_rank"])
+
+
+def _kind(tensor: Tensor) -> list[object]:
+    return [list(tensor.shape), str(tensor.dtype)[6:]]
+
+
+def _check_memory(tensors: Mapping[str, Tensor], kinds: Mapping[str, list[object]]) -> None:
+    """Refuse what has lost a tensor or a part of one."""
+    there = {n.removeprefix(_MEMORY): t for n, t in tensors.items() if n.startswith(_MEMORY)}
+    for name in [*kinds, *there]:
+        found = _kind(there[name]) if name in there else "missing"
+        if found != kinds.get(name):
+            wanted = kinds.get(name, "no such tensor")
+            raise ConfigError(f"the state is damaged: {name} is {found}, not {wanted}")
+
+
+def _check_width(memory: Mapping[str, Tensor], parameters: Parameters) -> None:
+    for name in ("directions", "fisher", "anchor"):
+        if name in memory and memory[name].shape[-1] != parameters.size:
+            raise ConfigError(
+                f"the state is damaged: {name} has {memory[name].shape[-1]} columns, not "
+                f"{parameters.size}"
+            )
+
+
+def _difference(shapes: Mapping[str, tuple[int, ...]], parameters: Parameters) -> str:
+    here = parameters.shapes
+    for name in [*shapes, *here]:
+        there = shapes.get(name)
+        if there != here.get(name):
+            return (
+                f"{name} is {'missing' if there is None else there} there and "
+                f"{here.get(name, 'missing')} here"
+            )
+    return "the parameters come in another order"

@@ -1,0 +1,229 @@
+"""Directions that are samples' features, or weighted sums of them, and their Gram matrix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self, final
+
+import numpy as np
+import torch
+from scipy.linalg.lapack import dpstrf
+from torch import Tensor
+from torch.linalg import cholesky, solve_triangular
+
+from forgetless.linalg import float64
+from forgetless.tangent import TangentFeatures, held, joined, nothing_held
+
+# What is left of a direction's squared length when it is dropped as dependent on the others.
+_DEPENDENT = 1e-10
+# Least share of a direction's squared length outside of the earlier ones for which rounding in
+# one pass leaves no more than in two.
+_WELL_CONDITIONED = 1e-3
+# Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
+Movable = tuple[Tensor, Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class Atoms:
+    """One seed's K directions W Φ with W Φ Φᵀ Wᵀ = L Lᵀ: their orthonormal basis is V = L⁻¹ W Φ.
+
+    Arguments:
+        phi: the remembered samples' features Φ, (n, p), held as factors.
+        weights: W, (K, n) in float64; None for the samples themselves.
+        factor: L, (K, K) in float64, lower triangular.
+        moments: Σ over tasks of V Φᵀ Φ Vᵀ / tr Φ Φᵀ, (K, K) in float64: how much of the tasks'
+            features lies in which direction.
+    """
+
+    phi: TangentFeatures
+    weights: Tensor | None
+    factor: Tensor
+    moments: Tensor
+
+    @classmethod
+    def none(cls, like: TangentFeatures) -> Self:
+        """No directions yet."""
+        empty = float64(like.like).new_zeros(0, 0)
+        return cls(nothing_held(like), None, empty, empty)
+
+    @property
+    def rank(self) -> int:
+        """K."""
+        return len(self.factor)
+
+    @cached_property
+    def passes(self) -> int:
+        """How often a projection is done: an ill-conditioned one leaves rounding to take out."""
+        lengths = self.factor.square().sum(1)
+        left = self.factor.diagonal().square() / lengths
+        return 1 if bool((left > _WELL_CONDITIONED).all()) else 2
+
+    def basis(self) -> Tensor:
+        """V, (K, p)."""
+        weights = torch.eye(self.rank).to(self.factor) if self.weights is None else self.weights
+        return self.phi.combine(solve_triangular(self.factor, weights, upper=False))
+
+    def project_out(self, g: Tensor, movable: Movable | None = None) -> Tensor:
+        """G − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,)."""
+        mask, inverse = movable if movable is not None else (None, None)
+        for _ in range(self.passes if movable is None else 2):
+            if mask is not None:
+                g = g * mask
+            along = float64(self.phi @ g)
+            along = along if self.weights is None else self.weights @ along
+            if inverse is not None:
+                c = inverse @ along
+            else:
+                c = torch.cholesky_solve(along.unsqueeze(1), self.factor)[:, 0]
+            c = c if self.weights is None else c @ self.weights
+            g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
+        return g if mask is None else g * mask
+
+    def restricted(self, columns: Sequence[slice]) -> Movable:
+        """What `project_out` needs where only the parameters in these columns can move."""
+        mask = torch.zeros(self.phi.shape[1], dtype=torch.bool, device=self.phi.like.device)
+        for some in columns:
+            mask[some] = True
+        names = [name for name, its in self.phi.columns() if its in columns]
+        gram = _weighted(self.phi.gram_over(names), self.weights, self.weights)
+        # A short direction constrains as much as a long one.
+        scale = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
+        unit = scale.unsqueeze(1) * gram * scale
+        inverse = torch.linalg.pinv(unit, rtol=1e-10, hermitian=True)
+        return mask, scale.unsqueeze(1) * inverse * scale
+
+    def with_samples(self, phi: TangentFeatures) -> Self:
+        """With the features of more samples."""
+        gram = phi.gram()
+        kept, factor, inside = self._grown(gram, phi.cross_gram(self.phi), None)
+        moments = self._moments(inside, float(gram.trace()))
+        if self.weights is None:
+            return replace(
+                self, phi=joined(self.phi, held(phi, kept)), factor=factor, moments=moments
+            )
+        some = torch.eye(len(phi)).to(factor)[kept]
+        weights = torch.block_diag(self.weights, some)
+        return type(self)(joined(self.phi, phi), weights, factor, moments)
+
+    def with_combinations(
+        self, phi: TangentFeatures, values: Tensor, weights: Tensor, total: float
+    ) -> Self:
+        """With principal directions: the rows of W' Φ', of lengths one and those singular values.
+
+        Arguments:
+            total: Σ_i ‖φ_i‖² of the samples that they are directions of.
+        """
+        gram = _weighted(phi.gram(), weights, weights)
+        kept, factor, inside = self._grown(gram, phi.cross_gram(self.phi), weights)
+        moments = self._moments(values.unsqueeze(1) * inside, total)
+        mine = torch.eye(self.rank).to(factor) if self.weights is None else self.weights
+        both = torch.block_diag(mine, weights[kept])
+        return type(self)(joined(self.phi, phi), both, factor, moments)
+
+    def _grown(
+        self, gram: Tensor, cross: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of k more directions are new, the larger L, and all k in the larger basis V.
+
+        Only the blocks that belong to the new ones are computed: with old directions' Gram
+        matrix L Lᵀ, cross-Gram C and new Gram matrix G, the factor grows by C L⁻ᵀ and by the
+        Cholesky factor of the Schur complement G − C L⁻ᵀ L⁻¹ Cᵀ.
+
+        Arguments:
+            gram: G, (k, k).
+            cross: features of the new samples times those of the old ones, (n', n).
+            weights: (k, n'), of the new samples.
+        """
+        cross = _weighted(cross, weights, self.weights)  # C
+        reach = solve_triangular(self.factor, cross.T, upper=False).T  # C L⁻ᵀ
+        rest = gram - reach @ reach.T
+        kept = _independent(rest, gram.diagonal())
+        new = cholesky(rest[kept][:, kept])
+        old = self.rank
+        factor = new.new_zeros(old + len(kept), old + len(kept))
+        factor[:old, :old] = self.factor
+        factor[old:, :old] = reach[kept]
+        factor[old:, old:] = new
+        beyond = solve_triangular(new, rest[kept], upper=False).T
+        return kept, factor, torch.cat([reach, beyond], 1)
+
+    def _moments(self, inside: Tensor, total: float) -> Tensor:
+        """With one more task, its directions (k, K) in the basis V, its variance `total`."""
+        moments = inside.T @ inside / max(total, 1e-300)
+        moments[: self.rank, : self.rank] += self.moments
+        return moments
+
+    def limited(self, limit: int) -> Self:
+        """At most `limit` directions, those that explain most of all tasks' features."""
+        if self.rank <= limit:
+            return self
+        if self.weights is not None:
+            values, vectors = torch.linalg.eigh(self.moments)
+            values, vectors = values.flip(0)[:limit], vectors.flip(1)[:, :limit]
+            mixed = (
+                vectors.T @ solve_triangular(self.factor, self.weights, upper=False)
+            ).contiguous()
+            return replace(
+                self, weights=mixed, factor=torch.eye(limit).to(mixed), moments=values.diag()
+            )
+        kept = _best(self.factor, self.moments, limit)
+        some = self.factor[kept]  # the samples in the basis V
+        factor = cholesky(some @ some.T).contiguous()  # rounds as after a file
+        turned = solve_triangular(factor, some, upper=False)  # V' Vᵀ
+        moments = (turned @ self.moments @ turned.T).contiguous()
+        return type(self)(held(self.phi, kept), None, factor, moments)
+
+
+def _weighted(gram: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Gram matrix W K W'ᵀ, None for the identity."""
+    gram = gram if left is None else left @ gram
+    return gram if right is None else gram @ right.T
+
+
+def _independent(rest: Tensor, lengths: Tensor) -> Tensor:
+    """Indices of the directions that add more than rounding, by Cholesky with pivots.
+
+    Arguments:
+        rest: (k, k), the Gram matrix without the part that earlier directions explain.
+        lengths: (k,), the squared lengths with it.
+    """
+    if len(rest) == 0:
+        return torch.arange(0)
+    scale = lengths.clamp_min(torch.finfo(lengths.dtype).tiny).rsqrt()
+    unit = scale.unsqueeze(1) * rest * scale
+    factor, order, rank, _ = dpstrf(unit.cpu().numpy(), tol=0.0, lower=1)
+    left = np.square(np.diag(factor))
+    left[rank:] = 0.0
+    chosen = order[left > _DEPENDENT].astype(np.int64) - 1
+    return torch.from_numpy(np.sort(chosen))
+
+
+def _best(vectors: Tensor, moments: Tensor, limit: int) -> Tensor:
+    """The rows whose span explains most: greedily the row r with the largest gain r M rᵀ / ‖r‖².
+
+    Arguments:
+        vectors: (n, K).
+        moments: M, (K, K): what is to be explained is tr M.
+
+    Returns:
+        indices, increasing; at most `limit`.
+    """
+    rest, m = vectors.cpu().numpy().copy(), moments.cpu().numpy()
+    seen = rest @ m
+    lengths = np.square(rest).sum(1)
+    least = _DEPENDENT * lengths
+    chosen: list[int] = []
+    while len(chosen) < limit:
+        left = np.square(rest).sum(1)
+        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, 1e-300), -1.0)
+        gains[chosen] = -1.0
+        best = int(gains.argmax())
+        if gains[best] < 0:
+            break
+        chosen.append(best)
+        direction = rest[best] / np.sqrt(left[best])
+        along = rest @ direction
+        rest -= np.outer(along, direction)
+        seen -= np.outer(along, direction @ m)
+    return torch.from_numpy(np.sort(np.array(chosen, dtype=np.int64)))

@@ -1,0 +1,61 @@
+"""How remembered directions are kept: as rows or as samples' factors, how precisely, and where."""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+
+from forgetless.errors import require
+
+Kind = Literal["dense", "factored"]
+
+
+@final
+@dataclass(frozen=True)
+class Storage:
+    """A choice between memory, speed and precision.
+
+    Arguments:
+        kind: "dense" keeps every direction as a row of p numbers; "factored" keeps the samples'
+            inputs and output gradients layer by layer, n_in + n_out numbers instead of
+            n_in · n_out, exactly.
+        dtype: of dense rows; None is that of the weights. In bfloat16 about 1e-3 of a protected
+            component stays in a step.
+        device: of dense rows; None is where the weights are. Rows elsewhere travel at every step.
+        max_rank: the most directions that are kept. When there are more, those stay that explain
+            most of the variance of all tasks' remembered features, every task counting the same:
+            of dense rows the best mixtures, of factored samples those that add most, one after
+            the other.
+    """
+
+    kind: Kind = "dense"
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    max_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.kind in ("dense", "factored"), "storage", self.kind, "'dense' or 'factored'")
+        whole = self.max_rank is None or (
+            isinstance(self.max_rank, int)
+            and not isinstance(self.max_rank, bool)
+            and self.max_rank >= 1
+        )
+        require(whole, "max_rank", self.max_rank, "a whole number of at least 1, or None")
+        real = self.dtype is None or (
+            isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
+        )
+        require(real, "the storage's dtype", self.dtype, "a floating-point type")
+        there = self.device is None or isinstance(self.device, torch.device)
+        require(there, "the storage's device", self.device, "a torch.device or None")
+        plain = self.kind == "dense" or (self.dtype is None and self.device is None)
+        require(plain, "storage", "factored with a dtype or device", "factored as it is")
+
+    def __str__(self) -> str:
+        if self.kind == "factored":
+            return "factored samples"
+        where = f" on {self.device}" if self.device is not None else ""
+        return f"dense rows{f' in {str(self.dtype)[6:]}' if self.dtype else ''}{where}"
+
+
+DENSE = Storage()
+FACTORED = Storage("factored")

@@ -1,0 +1,199 @@
+"""Tangent features that are kept as factors, and need the network no more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor
+
+from forgetless.tangent.blocks import Block, Outer, Rows
+from forgetless.tangent.chunks import Piece
+from forgetless.tangent.factors import Factor, Left, OneHot, Patches, Right, distinct_bytes
+from forgetless.tangent.features import TangentFeatures
+
+Blocks = dict[str, Block]
+F = TypeVar("F", Left, Right)
+
+
+@final
+@dataclass(frozen=True)
+class Held:
+    """Rows of φ as blocks, in parts that could not be laid end to end.
+
+    Arguments:
+        names, sizes: the parameters.
+        like: an empty tensor of the rows' dtype and device.
+        parts: the blocks of some rows each, and how many rows they are.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    like: Tensor
+    parts: tuple[tuple[Blocks, int], ...]
+
+    @property
+    def height(self) -> int:
+        """How many rows in all."""
+        return sum(rows for _, rows in self.parts)
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """How each parameter's gradients are held."""
+        first = self.parts[0][0] if self.parts else {}
+        return {name: type(block).__name__.lower() for name, block in first.items()}
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def pieces(self, index: int) -> list[Piece]:
+        """One part."""
+        start = sum(rows for _, rows in self.parts[:index])
+        blocks, rows = self.parts[index]
+        return [Piece(slice(start, start + rows), blocks)]
+
+    def tensors(self) -> list[Tensor]:
+        """What is kept in memory."""
+        return [t for blocks, _ in self.parts for block in blocks.values() for t in block.tensors()]
+
+
+def held(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
+    """The same features, or some of their rows, kept in memory and independent of the network.
+
+    With several scalars a sample, all first scalars come first.
+
+    Arguments:
+        rows: indices, increasing; None for all.
+    """
+    parts = [(dict(p.blocks), len(range(len(phi))[p.rows])) for p in phi.pieces()]
+    if rows is None:
+        parts = [(_owned(blocks), count) for blocks, count in parts]
+    else:
+        starts = [0, *accumulate(count for _, count in parts)]
+        some = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
+        parts = [
+            (_selected(blocks, index), len(index))
+            for (blocks, _), index in zip(parts, some, strict=True)
+            if len(index)
+        ]
+    return TangentFeatures(Held(phi.names, phi.sizes, phi.like, _merged(parts)))
+
+
+def nothing_held(phi: TangentFeatures) -> TangentFeatures:
+    """No rows of these features; those of others can be joined to it."""
+    return TangentFeatures(Held(phi.names, phi.sizes, phi.like, ()))
+
+
+def joined(*features: TangentFeatures) -> TangentFeatures:
+    """Held features, one below the other."""
+    sources = [phi.source for phi in features]
+    parts = [part for source in sources if isinstance(source, Held) for part in source.parts]
+    first = features[0]
+    return TangentFeatures(Held(first.names, first.sizes, first.like, _merged(parts)))
+
+
+def held_bytes(phi: TangentFeatures) -> int:
+    """What held features take in memory, tensors that are shared counted once."""
+    source = phi.source
+    return distinct_bytes(iter(source.tensors())) if isinstance(source, Held) else 0
+
+
+def bytes_by_parameter(phi: TangentFeatures) -> dict[str, int]:
+    """What held features of each parameter take; what parameters share counts for the first."""
+    source = phi.source
+    parts = source.parts if isinstance(source, Held) else ()
+    seen: set[object] = set()
+    sizes = dict.fromkeys(phi.names, 0)
+    for blocks, _ in parts:
+        for name in phi.names:
+            for tensor in blocks[name].tensors():
+                key = same_memory(tensor)
+                sizes[name] += 0 if key in seen else tensor.nbytes
+                seen.add(key)
+    return sizes
+
+
+def _merged(parts: Sequence[tuple[Blocks, int]]) -> tuple[tuple[Blocks, int], ...]:
+    """Neighbouring parts laid end to end where their shapes allow."""
+    runs: list[list[tuple[Blocks, int]]] = []
+    for part in parts:
+        if runs and _layout(runs[-1][0][0]) == _layout(part[0]):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return tuple(_end_to_end(run) for run in runs)
+
+
+def _end_to_end(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
+    if len(run) == 1:
+        return run[0]
+    cat = _shared(torch.cat)
+    blocks = {name: _mapped([blocks[name] for blocks, _ in run], cat) for name in run[0][0]}
+    return blocks, sum(rows for _, rows in run)
+
+
+def _owned(blocks: Blocks) -> Blocks:
+    """The same, every tensor laid out in order: products of it then round as after a file."""
+    in_order = _shared(lambda tensors: tensors[0].contiguous())
+    return {name: _mapped([block], in_order) for name, block in blocks.items()}
+
+
+def _selected(blocks: Blocks, index: Tensor) -> Blocks:
+    pick = _shared(lambda tensors: tensors[0][index.to(tensors[0].device)])
+    return {name: _mapped([block], pick) for name, block in blocks.items()}
+
+
+def _shared(change: Callable[[list[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    """The change of tensors (n, …), made once for tensors that share memory.
+
+    A bias and its weight share their δ; they go on sharing it.
+    """
+    memo: dict[object, Tensor] = {}
+
+    def changed(tensors: Sequence[Tensor]) -> Tensor:
+        key = tuple(map(same_memory, tensors))
+        if key not in memo:
+            memo[key] = change([t.flatten(1) for t in tensors])
+        return memo[key].view(len(memo[key]), *tensors[0].shape[1:])
+
+    return changed
+
+
+def same_memory(tensor: Tensor) -> object:
+    """A key that tensors have in common if they are the same numbers at the same place."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.data_ptr(), tensor.dtype, tuple((n, step) for n, step in steps if n != 1)
+
+
+def _mapped(blocks: Sequence[Block], change: Callable[[Sequence[Tensor]], Tensor]) -> Block:
+    """One block from several of one layout: every tensor (n, …) of it by `change`."""
+    outers = [block for block in blocks if isinstance(block, Outer)]
+    if not outers:
+        return Rows(change([block.rows() for block in blocks]))
+    uses = []
+    for several in zip(*(outer.uses for outer in outers), strict=True):
+        left, right = zip(*several, strict=True)
+        uses.append((_factor(left, change), _factor(right, change)))
+    like = change([outer.like for outer in outers])
+    return replace(outers[0], uses=tuple(uses), like=like)
+
+
+def _factor(factors: Sequence[F], change: Callable[[Sequence[Tensor]], Tensor]) -> F:
+    return factors[0].having(change([factor.data for factor in factors]))
+
+
+def _layout(blocks: Blocks) -> object:
+    """What must be equal for two parts to be laid end to end."""
+
+    def factor(f: Factor) -> object:
+        if isinstance(f, Patches):
+            return f.data.shape[1:], f.groups, f.window, f.positions
+        return f.data.shape[1:], f.width if isinstance(f, OneHot) else None
+
+    def block(b: Block) -> object:
+        if isinstance(b, Outer):
+            return b.shape, tuple((factor(left), factor(right)) for left, right in b.uses)
+        return b.size
+
+    return {name: block(b) for name, b in blocks.items()}

@@ -1,0 +1,135 @@
+"""Features that are held: the same operator without the network, and through a file."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from forgetless import ConfigError
+from forgetless.models import MLP, LeNet
+from forgetless.tangent import (
+    bytes_by_parameter,
+    from_tensors,
+    held,
+    held_bytes,
+    joined,
+    nothing_held,
+    tangent_features,
+    to_tensors,
+)
+
+from . import networks as net
+from .reference import assert_is, built, by_loop, integers, random
+
+NETWORKS = {
+    "mlp": (lambda: MLP(6, 5, 4), lambda n: random(n, 6), 4),
+    "lenet": (lambda: LeNet((1, 8, 8), hidden=7, outputs=4), lambda n: random(n, 1, 8, 8), 4),
+    "tied embedding": (net.tied_embedding, lambda n: integers(net.V, n, 4), net.V),
+    "transformer": (net.transformer, lambda n: integers(net.V, n, 5), net.V),
+    "frames": (net.frames, lambda n: random(n, 3, 2, 3, 3), 3),
+    "idle parameters": (net.Bare, lambda n: random(n, 4), 3),
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def problem(name: str, n: int = 8):
+    make, inputs, classes = NETWORKS[name]
+    return built(make), inputs(n), integers(classes, n, seed=3)
+
+
+@every_network
+def test_held_is_the_same_operator_without_the_network(name):
+    model, x, y = problem(name)
+    dense = by_loop(model, x, y)
+    phi = held(tangent_features(model, x, y, chunk=3))
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    assert_is(phi, dense)
+    assert len(phi.source) == 1  # chunks of one shape are laid end to end
+
+
+@every_network
+def test_some_rows_and_rows_of_several(name):
+    model, x, y = problem(name)
+    dense = by_loop(model, x, y)
+    phi = tangent_features(model, x, y, chunk=3)
+    some = held(phi, torch.tensor([0, 3, 4, 7]))
+    assert_is(some, dense[[0, 3, 4, 7]])
+    assert_is(held(some, torch.tensor([1, 3])), dense[[3, 7]])
+    both = joined(some, held(phi, torch.tensor([1])), nothing_held(phi))
+    assert_is(both, dense[[0, 3, 4, 7, 1]])
+    assert len(nothing_held(phi)) == 0
+    assert nothing_held(phi).gram().shape == (0, 0)
+
+
+@every_network
+def test_through_tensors_with_names(name):
+    model, x, y = problem(name)
+    phi = held(tangent_features(model, x, y, chunk=3))
+    tensors = to_tensors(phi)
+    assert len({t.data_ptr() for t in tensors.values() if t.numel()}) == len(
+        [t for t in tensors.values() if t.numel()]
+    )
+    again = from_tensors({n: t.clone() for n, t in tensors.items()}, random(1))
+    assert_is(again, by_loop(model, x, y))
+    assert held_bytes(again) == held_bytes(phi)
+
+
+def test_several_scalars_a_sample_come_one_after_the_other():
+    model, x = built(lambda: MLP(6, 5, 4)), random(5, 6)
+    phi = held(tangent_features(model, x))
+    order = [i * 4 + c for c in range(4) for i in range(5)]
+    assert_is(phi, by_loop(model, x)[order])
+
+
+def test_a_sample_costs_what_goes_in_and_out_of_a_layer():
+    model = built(lambda: MLP(784, 100, 10)).float()
+    x, y = random(20, 784).float(), integers(10, 20)
+    numbers = (784 + 100) + (100 + 100) + (100 + 10)
+    phi = tangent_features(model, x, y)
+    for one in (held(phi), held(phi, torch.arange(20)), joined(held(phi), nothing_held(phi))):
+        assert held_bytes(one) == 4 * 20 * numbers
+        assert sum(bytes_by_parameter(one).values()) == 4 * 20 * numbers
+    row = 4 * sum(p.numel() for p in model.parameters())
+    assert row / (4 * numbers) > 50
+
+
+def test_only_held_features_have_tensors():
+    phi = tangent_features(nn.Linear(2, 2), torch.ones(3, 2))
+    with pytest.raises(ConfigError, match="only held features can be stored"):
+        to_tensors(phi)
+
+
+def changed(tensors, **changes):
+    layout = json.loads(bytes(tensors["layout"].tolist())) | changes
+    text = torch.tensor(list(json.dumps(layout).encode()), dtype=torch.uint8)
+    return {**tensors, "layout": text}
+
+
+DAMAGE = {
+    "no layout": lambda t: {n: v for n, v in t.items() if n != "layout"},
+    "no text": lambda t: {**t, "layout": torch.zeros(3, dtype=torch.uint8)},
+    "a tensor is missing": lambda t: {n: v for n, v in t.items() if n != "0"},
+    "a tensor is short": lambda t: {**t, "0": t["0"][:-1]},
+    "other sizes": lambda t: changed(t, sizes=[1] * 6),
+    "another name": lambda t: changed(t, names=["a", "b", "c", "d", "e", "f"]),
+    "no parts": lambda t: changed(t, parts=[3]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_does_not_fit_together_is_refused(damage):
+    model, x, y = problem("mlp")
+    tensors = to_tensors(held(tangent_features(model, x, y)))
+    with pytest.raises(ConfigError, match="stored features do not fit together"):
+        from_tensors(DAMAGE[damage](tensors), random(1))
+
+
+def test_tokens_outside_of_the_vocabulary_are_refused():
+    model, x, y = problem("tied embedding")
+    tensors = to_tensors(held(tangent_features(model, x, y)))
+    whole = [n for n, t in tensors.items() if t.dtype == torch.int64]
+    assert whole
+    with pytest.raises(ConfigError, match="tokens outside of"):
+        from_tensors({**tensors, whole[0]: tensors[whole[0]] + 100}, random(1))
