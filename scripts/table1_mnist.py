@@ -1,22 +1,25 @@
 """Run the MNIST part of the paper's Table 1, and set the results beside the printed numbers.
 
-    python scripts/table1_mnist.py run [--jobs 6] [--seeds 5] [--data DIR] [--out results/table1]
+    python scripts/table1_mnist.py run [--jobs 2] [--seeds 5] [--data DIR] [--out results/table1]
     python scripts/table1_mnist.py table [--out results/table1]
 
-`run` starts one process a cell, several at a time, and leaves a `trace.json` for each; `table`
-reads them and writes `README.md` beside them. Made for one GPU; on a CPU it takes hours.
+`run` shares the cells among a few processes, so that one prepares or consolidates while another
+trains, and leaves a `trace.json` for each cell; `table` reads them and writes `README.md` beside
+them. Made for one GPU; on a CPU it takes hours.
 """
 
 import argparse
-import subprocess
-import sys
+import multiprocessing
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from forgetless import Trace, average_accuracy, forgetting, load_trace
+from forgetless.config import resolve
+from forgetless.runs import run as train
 
 # Table 1 as printed: A_T, its standard deviation, F_T, its standard deviation.
 PRINTED = {
@@ -47,19 +50,18 @@ ORDER = ("pca-ogd", "ogd", "a-gem", "ewc", "sgd")
 CELLS = [(scenario, method) for method in ORDER for scenario in PRINTED]
 
 
-def run_cell(scenario: str, method: str, arguments: argparse.Namespace) -> str:
-    """Train one cell in a process of its own; returns what there is to say about it."""
-    folder = arguments.out / scenario / method
-    command = [sys.executable, "-m", "forgetless", "run", scenario, "--method", method]
-    command += ["--protocol", "released", "--seeds", str(arguments.seeds), "--keep", "nothing"]
-    command += ["--out", str(folder), "--overwrite", "--json"]
-    if arguments.data:
-        command += ["--data", arguments.data]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"failed: {done.stderr.strip().splitlines()[-1:]}"
-    (folder / "accuracy.png").unlink()
-    return describe(load_trace(folder))
+def run_cell(names: tuple[str, str], arguments: argparse.Namespace) -> str:
+    """Train one cell; returns what there is to say about it."""
+    scenario, method = names
+    config = resolve(scenario, method, protocol="released", seeds=arguments.seeds)
+    trace = train(
+        config,
+        data=arguments.data,
+        out=arguments.out / scenario / method,
+        overwrite=True,
+        keep="nothing",
+    )
+    return f"{scenario} {method}: {describe(trace)}"
 
 
 def describe(trace: Trace) -> str:
@@ -74,13 +76,10 @@ def describe(trace: Trace) -> str:
 def run(arguments: argparse.Namespace) -> None:
     """All cells, several at a time."""
     started = time.perf_counter()
-
-    def cell(names: tuple[str, str]) -> None:
-        result = run_cell(*names, arguments)
-        print(f"{time.perf_counter() - started:5.0f} s  {' '.join(names)}: {result}", flush=True)
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(cell, CELLS))
+    fresh = multiprocessing.get_context("spawn")  # a GPU cannot be used in a forked process
+    with ProcessPoolExecutor(arguments.jobs, mp_context=fresh) as pool:
+        for result in pool.map(partial(run_cell, arguments=arguments), CELLS):
+            print(f"{time.perf_counter() - started:5.0f} s  {result}", flush=True)
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -130,9 +129,9 @@ def main() -> None:
     )
     parser.add_argument("action", choices=("run", "table"))
     parser.add_argument("--out", type=Path, default=Path("results/table1"))
-    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", default="5")
-    parser.add_argument("--data", default="")
+    parser.add_argument("--data", type=Path)
     arguments = parser.parse_args()
     run(arguments) if arguments.action == "run" else table(arguments)
 

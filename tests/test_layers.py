@@ -22,9 +22,11 @@ ALLOWED = {
     "models": {"errors", "options"},
     "metrics": {"errors"},
     "trace": {"errors", "metrics"},
-    "network": {"errors", "methods", "tangent"},
+    "batched": set(),
+    "network": {"batched", "errors", "methods", "tangent"},
     "driver": {"data", "methods", "network", "tangent"},
-    "learner": {"data", "driver", "errors", "methods", "network", "streams"},
+    "graphs": {"driver", "methods"},
+    "learner": {"data", "driver", "errors", "graphs", "methods", "network", "streams"},
     "training": {"errors", "options"},
     "fit": {
         "data", "errors", "learner", "methods", "models", "network", "provenance", "streams",

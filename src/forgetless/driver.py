@@ -1,6 +1,8 @@
 """What `fit` hands to a method: gradients on its memory, and the task that was just learned."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -11,8 +13,9 @@ from forgetless.methods import Samples
 from forgetless.network import Network
 from forgetless.tangent import TangentFeatures
 
-# Samples whose per-sample gradients are looked at together when only their sum is wanted.
-_FISHER_CHUNK = 1024
+# Samples whose per-sample gradients are looked at together when only their sum is wanted: what
+# stays in a CPU's cache, and what keeps a GPU busy.
+_FISHER_CHUNK = {"cpu": 1024, "cuda": 16384}
 
 
 def choose(count: int, available: int, generators: Sequence[torch.Generator]) -> Tensor:
@@ -22,14 +25,88 @@ def choose(count: int, available: int, generators: Sequence[torch.Generator]) ->
 
 
 @final
+class Draws:
+    """Random choices of remembered samples for each seed, made when asked for or ahead of that.
+
+    Either way a seed's generator draws the same, in the same order.
+
+    Arguments:
+        generators: one for each seed.
+        device: where the choices are wanted.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator], device: torch.device) -> None:
+        self.generators = generators
+        self.device = device
+        self._asked: list[tuple[int, int]] = []  # by the latest step: count, and among how many
+        self._coming = self.blank(0)
+        self._handed_out: Iterator[Tensor] | None = None
+
+    def __call__(self, count: int, available: int) -> Tensor:
+        """A choice of `count` among those available, for each seed, (S, count)."""
+        if self._handed_out is not None:
+            return next(self._handed_out)
+        self._asked.append((count, available))
+        return choose(count, available, self.generators).to(self.device)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One step, with choices that were made ahead or, where there are none, made now."""
+        if len(self._coming):
+            with self.handing_out(self.take(1)):
+                yield
+        else:
+            self._asked.clear()
+            yield
+
+    def ahead(self, steps: int) -> None:
+        """Make the choices of coming steps, which will ask for what the latest one did."""
+        if not self._asked or not steps:
+            return
+
+        def of_seed(generator: torch.Generator) -> Tensor:
+            return torch.stack(
+                [
+                    torch.cat([torch.randperm(n, generator=generator)[:m] for m, n in self._asked])
+                    for _ in range(steps)
+                ]
+            )
+
+        with ThreadPoolExecutor(len(self.generators)) as pool:
+            drawn = torch.stack(list(pool.map(of_seed, self.generators)), dim=1)
+        choices = drawn.split([count for count, _ in self._asked], dim=2)  # (steps, S, count) each
+        self._coming = torch.cat([c.flatten(1) for c in choices], dim=1).to(self.device)
+
+    def blank(self, steps: int) -> Tensor:
+        """Room for the choices of some steps, (steps, S · Σ count)."""
+        numbers = len(self.generators) * sum(count for count, _ in self._asked)
+        return torch.zeros(steps, numbers, dtype=torch.long, device=self.device)
+
+    def take(self, steps: int) -> Tensor:
+        """The choices of the next steps, made ahead: (steps, S · Σ count)."""
+        taken, self._coming = self._coming[:steps], self._coming[steps:]
+        return taken
+
+    @contextmanager
+    def handing_out(self, choices: Tensor) -> Iterator[None]:
+        """Who asks gets these, (steps, S · Σ count), one after the other."""
+        seeds = len(self.generators)
+        lengths = [seeds * count for count, _ in self._asked] * len(choices)
+        parts = choices.flatten().split(lengths) if lengths else ()
+        self._handed_out = (part.view(seeds, -1) for part in parts)
+        try:
+            yield
+        finally:
+            self._handed_out = None
+
+
+@final
 class MemoryGradient:
     """`LossGrad` by the network at its present weights, over the protected parameters."""
 
-    def __init__(
-        self, network: Network, classes: Sequence[range], generators: Sequence[torch.Generator]
-    ) -> None:
+    def __init__(self, network: Network, classes: Sequence[range], draws: Draws) -> None:
         self.network = network
-        self.generators = generators
+        self.draws = draws
         self.starts = torch.tensor([c.start for c in classes], device=network.theta.device)
 
     def __call__(
@@ -37,8 +114,7 @@ class MemoryGradient:
     ) -> Tensor:
         """The mean loss gradient on the samples or on a random batch of them, (S, p)."""
         if batch_size is not None and batch_size < len(samples):
-            index = choose(batch_size, len(samples), self.generators)
-            samples = samples.select(index.to(samples.labels.device))
+            samples = samples.select(self.draws(batch_size, len(samples)))
         if one_head:
             samples = self._through_first_head(samples)
         return self.network.gradient(samples)[:, : self.network.protected_size]
@@ -78,7 +154,8 @@ class LearnedTask:
     def squared_loss_gradients(self) -> Tensor:
         """Σ over the training samples of the squared gradient of a sample's loss, (S, p)."""
         total = torch.zeros_like(self.network.theta[:, : self.network.protected_size])
-        for index in torch.arange(self.size).split(_FISHER_CHUNK):
+        chunk = _FISHER_CHUNK.get(total.device.type, _FISHER_CHUNK["cpu"])
+        for index in torch.arange(self.size).split(chunk):
             samples = self._samples(index.expand(self.network.seeds, -1))
             for s in range(self.network.seeds):
                 total[s] += self.network.loss_features(samples, s).squared_sum()
@@ -86,6 +163,12 @@ class LearnedTask:
 
     def _samples(self, index: Tensor) -> Samples:
         return batch_of(self.split, index.to(self.split.labels.device), self.index)
+
+
+def batches_of(samples: Samples, size: int) -> Iterator[Samples]:
+    """Samples in the order in which they come, some at a time."""
+    parts = (t.split(size, dim=1) for t in (samples.inputs, samples.labels, samples.tasks))
+    return (Samples(*batch) for batch in zip(*parts, strict=True))
 
 
 def batch_of(split: Split, index: Tensor, task: int) -> Samples:

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import index
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from forgetless.data import Scenario, Split
+from forgetless.data import Scenario, Split, Task
 from forgetless.errors import ConfigError, require
 from forgetless.learner import Learner
 from forgetless.methods import Method
@@ -137,8 +138,7 @@ class _Run:
         network = self.learner.network
         dtype, device = network.theta.dtype, network.theta.device
         tests: dict[int, Split] = {}
-        for t in range(self.scenario.n_tasks):
-            task = self.scenario.task(t, self.learner.seeds)
+        for t, task in enumerate(self._tasks(ahead=device.type != "cpu")):
             train = task.train.to(device, dtype)
             tests[t] = task.test.to(device, dtype)
             with self._timed("training"):
@@ -150,6 +150,16 @@ class _Run:
                 self._evaluate(t, tests)
             self._record(t, task.name)
             self._report(t, self.training.epochs, self._mean_accuracy(t))
+
+    def _tasks(self, *, ahead: bool) -> Iterator[Task]:
+        """The tasks in their order; with `ahead` the next one is made while one is learned."""
+        with ThreadPoolExecutor(1) as pool:
+            coming = None
+            for t in range(self.scenario.n_tasks):
+                task = coming.result() if coming else self.scenario.task(t, self.learner.seeds)
+                if ahead and t + 1 < self.scenario.n_tasks:
+                    coming = pool.submit(self.scenario.task, t + 1, self.learner.seeds)
+                yield task
 
     def _evaluate(self, t: int, tests: dict[int, Split]) -> None:
         if self.training.evaluate == "all" and t == 0:

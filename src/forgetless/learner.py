@@ -6,16 +6,22 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from forgetless.data import Scenario, Split
-from forgetless.driver import LearnedTask, MemoryGradient, batch_of, choose
+from forgetless.driver import Draws, LearnedTask, MemoryGradient, batch_of, choose
 from forgetless.errors import TrainingError
-from forgetless.methods import Method, State
+from forgetless.graphs import Recording
+from forgetless.methods import Method, Samples, State
 from forgetless.network import Network
 from forgetless.streams import stream
 
-# Test samples of all seeds together that go through the network at once.
+# Test samples of all seeds together that go through the network at once; on a GPU as many as
+# have so many numbers.
 _EVALUATION_CHUNK = 8192
+_EVALUATION_NUMBERS = 1 << 26
+# Training steps in a recording: enough that starting it takes no time beside running it.
+_RECORDED_STEPS = 4
 
 
 @final
@@ -55,22 +61,38 @@ class Learner:
         self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]
-        self._loss_grad = MemoryGradient(
-            network,
-            [scenario.classes(t) for t in range(scenario.n_tasks)],
-            [stream(s, "memory batches") for s in seeds],
-        )
+        device = network.theta.device
+        self._draws = Draws([stream(s, "memory batches") for s in seeds], device)
+        classes = [scenario.classes(t) for t in range(scenario.n_tasks)]
+        self._loss_grad = MemoryGradient(network, classes, self._draws)
+        # What dropout draws in a recording is not what it draws in a step.
+        random = any(isinstance(m, _DropoutNd) for m in network.module.modules())
+        self._records = device.type == "cuda" and not random
+        self._rehearsed: set[tuple[int, bool]] = set()
 
     def train(self, split: Split, task: int, epochs: int) -> Iterator[int]:
         """Learn a task; yields the number of each epoch, from 1, when it is done."""
         first_step = self.steps
+        recordings: dict[tuple[int, int, bool], Recording] = {}
         for epoch in range(1, epochs + 1):
             order = choose(len(split), len(split), self._batches).to(self.network.theta.device)
-            finite = []
-            for index in self._epoch(order):
-                finite.append(self._step(split, index, task))
+            seen, finite = [], []
+            batches = list(self._epoch(order))
+            in_epoch = len(batches)
+            while batches:
+                steps = self._recorded_steps(batches, first_step)
+                done = self._replay(split, task, batches[:steps], recordings) if steps else None
+                if done is None:
+                    steps, done = 1, self._step(split, batches[0], task)
+                del batches[:steps]
+                seen.append(self.steps)
+                finite.append(done)
+                if self._records and self.steps == first_step + 1:
+                    self._draws.ahead(len(batches))
+            if self._records and epoch < epochs:
+                self._draws.ahead(in_epoch)  # while the GPU is at work
             # Looking at every step's result at once keeps a GPU from waiting for each.
-            self._check_finite(torch.stack(finite), task, first_step)
+            self._check_finite(torch.stack(finite), seen, task, first_step)
             yield epoch
 
     def _epoch(self, order: Tensor) -> tuple[Tensor, ...]:
@@ -81,12 +103,18 @@ class Learner:
         return batches
 
     def _step(self, split: Split, index: Tensor, task: int) -> Tensor:
-        """θ ← θ − lr · g̃; returns whether the weights are finite after it, (S,)."""
+        """One step by itself; returns whether the weights are finite after it, (S,)."""
+        self._set_mode()
+        with self._draws.step():
+            self._update(batch_of(split, index, task))
+        self._rehearsed.add((index.shape[1], self.network.module.training))
+        self.steps += 1
+        return self.network.theta.isfinite().all(1)
+
+    def _update(self, samples: Samples) -> None:
+        """θ ← θ − lr · g̃ on a batch of samples."""
         network = self.network
-        training = not self.eval_mode_after or self.steps < self.eval_mode_after
-        if network.module.training != training:
-            network.module.train(training)
-        gradient = network.gradient(batch_of(split, index, task), remember=True)
+        gradient = network.gradient(samples, remember=True)
         size = network.protected_size
         update = self.method.update(
             gradient[:, :size], self.state, self._protected(), self._loss_grad
@@ -94,17 +122,67 @@ class Learner:
         network.theta[:, :size].sub_(update, alpha=self.lr)
         if self.method.trains_heads(self.state):
             network.theta[:, size:].sub_(gradient[:, size:], alpha=self.lr)
-        self.steps += 1
-        return network.theta.isfinite().all(1)
 
-    def _check_finite(self, finite: Tensor, task: int, first_step: int) -> None:
+    def _is_training(self, step: int) -> bool:
+        """Whether the network is in training mode at a step of the run."""
+        return not self.eval_mode_after or step < self.eval_mode_after
+
+    def _set_mode(self) -> None:
+        training = self._is_training(self.steps)
+        if self.network.module.training != training:
+            self.network.module.train(training)
+
+    def _recorded_steps(self, batches: Sequence[Tensor], first_step: int) -> int:
+        """How many of the next steps can be done as one recording, 0 if none."""
+        size, mode = batches[0].shape[1], self._is_training(self.steps)
+        # A first step by itself lets libraries get ready, and shows what the method draws.
+        if not self._records or self.steps == first_step or (size, mode) not in self._rehearsed:
+            return 0
+        alike = len(batches) >= _RECORDED_STEPS and batches[_RECORDED_STEPS - 1].shape[1] == size
+        lasting = self._is_training(self.steps + _RECORDED_STEPS - 1) == mode
+        return _RECORDED_STEPS if alike and lasting else 1
+
+    def _replay(
+        self,
+        split: Split,
+        task: int,
+        batches: Sequence[Tensor],
+        recordings: dict[tuple[int, int, bool], Recording],
+    ) -> Tensor | None:
+        """Steps on the batches by a recording; None if they cannot be recorded."""
+        self._set_mode()
+        size = batches[0].shape[1]
+        key = size, len(batches), self.network.module.training
+        if key not in recordings:
+            try:
+                recordings[key] = Recording(
+                    lambda index: batch_of(split, index, task),
+                    self._update,
+                    len(self.seeds),
+                    size,
+                    len(batches),
+                    self._draws,
+                    lambda: self.network.theta.sum(1).isfinite(),  # in one pass
+                    self.network.theta.device,
+                )
+            except RuntimeError:
+                # The method or the network waits for a result on the way.
+                self._records = False
+                return None
+        finite = recordings[key].replay(torch.cat(list(batches), dim=1))
+        self.steps += len(batches)
+        return finite
+
+    def _check_finite(
+        self, finite: Tensor, seen: Sequence[int], task: int, first_step: int
+    ) -> None:
         broken = (~finite).nonzero()
         if len(broken):
             row, seed = broken[0].tolist()
-            step = self.steps - len(finite) + row - first_step + 1
             raise TrainingError(
-                f"the gradient is NaN or infinite at step {step} of task {task + 1}, "
-                f"seed {self.seeds[seed]}; a smaller learning rate than {self.lr:g} may help"
+                f"the gradient is NaN or infinite at step {seen[row] - first_step} of task "
+                f"{task + 1}, seed {self.seeds[seed]}; a smaller learning rate than {self.lr:g} "
+                "may help"
             )
 
     def consolidate(self, split: Split, task: int) -> None:
@@ -117,7 +195,10 @@ class Learner:
         self.network.module.eval()
         device = self.network.theta.device
         correct = torch.zeros(len(self.seeds), dtype=torch.long, device=device)
-        chunk = max(1, _EVALUATION_CHUNK // len(self.seeds))
+        chunk = _EVALUATION_CHUNK
+        if device.type == "cuda":
+            chunk = _EVALUATION_NUMBERS // split.inputs[0].numel()
+        chunk = max(1, chunk // len(self.seeds))
         for index in torch.arange(len(split), device=device).split(chunk):
             inputs, labels = split.take(index.expand(len(self.seeds), -1))
             correct += self.network.correct(inputs, labels, classes)

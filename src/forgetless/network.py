@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import final
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
+from forgetless.batched import BatchedLinear
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
 from forgetless.tangent import Batch, TangentFeatures, features_of
@@ -63,6 +65,8 @@ class Network:
         rows = [stacked(n).reshape(len(tensors), -1) for n in self.names]
         self.theta = torch.cat(rows, dim=1)
         self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
+        # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
+        self.batches_linear = device.type == "cuda"
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -90,7 +94,8 @@ class Network:
         if self.seeds == 1:
             only = {n: v[0] for n, v in values.items()}
             return self._run(only, inputs[0]).unsqueeze(0)
-        return vmap(self._run, randomness="different")(values, inputs)
+        with BatchedLinear() if self.batches_linear else nullcontext():
+            return vmap(self._run, randomness="different")(values, inputs)
 
     def _run(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
         outputs = functional_call(self.module, values, (inputs,))
@@ -108,9 +113,10 @@ class Network:
             raise ConfigError(
                 f"the model cannot train on {len(samples)} at a time: {error}"
             ) from error
-        losses = self._losses(logits, samples.labels, samples.tasks).mean(1)
-        # Seeds do not interact, so the gradient of the sum holds each seed's own.
-        return torch.autograd.grad(losses.sum(), theta)[0]
+        losses = self._losses(logits, samples.labels, samples.tasks)
+        # Seeds do not interact, so the gradient of the sum of their means holds each seed's own.
+        share = torch.full_like(losses, 1 / losses.shape[1])
+        return torch.autograd.grad(losses, theta, share)[0]
 
     def _losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
         """Cross-entropy of each sample within its task's outputs: (*, C), (*), (*) → (*)."""

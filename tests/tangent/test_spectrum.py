@@ -100,3 +100,18 @@ def test_products_that_are_rounded_further_are_not_trusted(monkeypatch):
     assert _precise_enough(like).dtype == torch.float32
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     assert _precise_enough(like).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_filtering_finds_them_or_says_that_it_cannot(name):
+    """What a GPU does in place of a Krylov space, here on a CPU."""
+    eigenvalues, _ = SPECTRA[name]
+    gram = with_spectrum(eigenvalues)
+    found = spectrum._filtered(gram, 30, 1e-7)
+    assert (found is None) == (name == "slow decay")
+    if found is not None:
+        values, vectors = found
+        expected = eigenvalues.sort(descending=True)[0][:30]
+        torch.testing.assert_close(values, expected, rtol=1e-11, atol=0)
+        torch.testing.assert_close(gram @ vectors, vectors * values, rtol=0, atol=1e-6)
+        torch.testing.assert_close(vectors.T @ vectors, torch.eye(30).double(), rtol=0, atol=1e-11)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forgetless.linalg import float64, orthonormalize
 from forgetless.subspace.base import Record
+from forgetless.subspace.rows import laid_out
 from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
 from forgetless.tangent import TangentFeatures
@@ -144,7 +145,7 @@ class DenseSubspace:
         rows = kept.rows.to(device, storage.dtype or kept.rows.dtype)
         if device.type == "cpu" and torch.cuda.is_available():
             rows = rows.pin_memory()
-        return replace(kept, rows=rows)
+        return replace(kept, rows=laid_out(rows))
 
     def kept_share(self) -> float:
         """Of the variance of all tasks' features, the share that the directions explain."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from forgetless.subspace.rows import project_out_in_one_pass
+
 # A block of rows that is read twice in a row should come from the cache the second time.
 _CACHED = 1 << 22
 # Rows that come from elsewhere are copied in blocks of this many bytes.
@@ -14,7 +16,8 @@ _COPIED = 1 << 26
 def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """g̃ = g − Σ_b V_bᵀ V_b g over blocks of orthonormal rows, each block read once.
 
-    Rows that a cache cannot hold are read twice: for V g, and for Vᵀ times that.
+    Rows that a cache cannot hold are read twice: for V g, and for Vᵀ times that; on a GPU only
+    where `project_out_in_one_pass` cannot be used.
 
     Arguments:
         g: (S, p).
@@ -22,6 +25,9 @@ def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """
     if rows.shape[1] == 0:
         return g
+    projected = project_out_in_one_pass(g, rows)
+    if projected is not None:
+        return projected
     out = g.clone()
     for one, basis in zip(out, rows, strict=True):
         for block in _blocks(basis, one):
