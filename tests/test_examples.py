@@ -1,0 +1,26 @@
+"""Every example runs, and what it asserts of itself holds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SCRIPTS = sorted(file.name for file in EXAMPLES.glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_runs(name: str):
+    # The tests run in several processes; one thread each keeps them from fighting over cores.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_can_be_read_in_a_sitting():
+    for file in EXAMPLES.glob("*.py"):
+        assert len(file.read_text().splitlines()) <= 120, f"{file.name} is too long"
