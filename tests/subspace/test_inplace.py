@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from forgetless.linalg import orthonormalize
-from forgetless.subspace import inplace
+from forgetless.subspace import DENSE, DenseSubspace, Storage, dense, inplace
 from forgetless.subspace.inplace import orthonormalize_in_place
+from forgetless.tangent import tangent_features
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +51,20 @@ def test_the_vectors_memory_is_used():
     given = vectors(5, 400)
     new, _, _ = orthonormalize_in_place(given, torch.empty(0, 400))
     assert new.data_ptr() == given.data_ptr()
+
+
+@pytest.mark.parametrize("storage", [DENSE, Storage(dtype=torch.bfloat16), Storage(max_rank=7)])
+def test_a_subspace_of_large_vectors_is_that_of_small_ones(storage, monkeypatch):
+    model = torch.nn.Linear(30, 5)
+    tasks = [tangent_features(model, vectors(9, 30) + shift) for shift in (0.0, 1.0, 1.0)]
+    small = large = DenseSubspace.empty(torch.zeros(1, 155), storage)
+    for phi in tasks:
+        small = small.add_principal([phi], 6, centred=False)
+    monkeypatch.setattr(dense, "_LARGE", 0)
+    for phi in tasks:
+        large = large.add_principal([phi], 6, centred=False)
+    assert small.record.ranks.tolist() == large.record.ranks.tolist()
+    g = torch.randn(1, 155, generator=torch.Generator().manual_seed(0))
+    close = 1e-2 if storage.dtype == torch.bfloat16 else 1e-4
+    assert small.kept_share() == pytest.approx(large.kept_share(), rel=close)
+    torch.testing.assert_close(small.project_out(g), large.project_out(g), rtol=0, atol=close)

@@ -167,7 +167,10 @@ def test_duplicates_and_dependent_samples_add_nothing(storage):
 
 @given(st.integers(0, 10**6), st.floats(-7, 0))
 def test_nearly_dependent_samples_are_protected_all_the_same(seed, exponent):
-    """However close two samples are, neither one's output moves by more than rounding."""
+    """However close two samples are, neither one's output moves by more than rounding.
+
+    Of a sample that is dropped for the others' sake at most √1e-9 of its length was its own.
+    """
     x = random(4, 9, seed=seed).float()
     x[3] = x[0] + 10**exponent * x[3]
     model = nn.Linear(9, 1, bias=False)
@@ -176,7 +179,7 @@ def test_nearly_dependent_samples_are_protected_all_the_same(seed, exponent):
     for storage in (DENSE, FACTORED):
         state = empty_subspace(torch.zeros(1, 9), storage).add_samples([tangent_features(model, x)])
         out = state.project_out(g).double()
-        assert float((unit @ out.T).norm()) <= 3e-5 * float(g.norm())
+        assert float((unit @ out.T).norm()) <= 5e-5 * float(g.norm())
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 30))

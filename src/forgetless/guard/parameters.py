@@ -1,6 +1,7 @@
 """The protected parameters of a user's model as one flat vector (1, p)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
 
@@ -13,6 +14,16 @@ from forgetless.tangent import chosen_names
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
 Params = nn.Module | str | Iterable[str | nn.Parameter | nn.Module] | Callable[[str], bool] | None
+
+
+@final
+@dataclass(frozen=True)
+class Flat:
+    """A vector (1, p) and its parts that belong to each parameter: flat, and in their shapes."""
+
+    vector: Tensor
+    parts: list[Tensor]
+    views: list[Tensor]
 
 
 @final
@@ -33,6 +44,7 @@ class Parameters:
         ends = list(accumulate(self._sizes))
         self.columns = [slice(end - n, end) for end, n in zip(ends, self._sizes, strict=True)]
         self.size = ends[-1]
+        self._flats: dict[str, Flat] = {}
 
     @property
     def device(self) -> torch.device:
@@ -66,17 +78,28 @@ class Parameters:
         pairs = zip(self.parts(vector), self.shapes.values(), strict=True)
         return [part.view(shape) for part, shape in pairs]
 
-    def read(self) -> Tensor:
-        """The parameters, (1, p)."""
-        out = self.empty()
-        with torch.no_grad():
-            torch._foreach_copy_(self.views(out), self.tensors)
-        return out
+    def flat(self, purpose: str) -> Flat:
+        """A vector to work with, the same one at every step: cutting it up takes time."""
+        kept = self._flats.get(purpose)
+        place = self.device, self.dtype
+        if kept is None or (kept.vector.device, kept.vector.dtype) != place:
+            vector = self.empty()
+            kept = Flat(vector, self.parts(vector), self.views(vector))
+            self._flats[purpose] = kept
+        return kept
 
-    def add(self, vector: Tensor) -> None:
+    def read(self, out: Flat | None = None) -> Tensor:
+        """The parameters, (1, p)."""
+        vector = self.empty() if out is None else out.vector
+        views = self.views(vector) if out is None else out.views
+        with torch.no_grad():
+            torch._foreach_copy_(views, self.tensors)
+        return vector
+
+    def add(self, flat: Flat) -> None:
         """Add a vector to the parameters."""
         with torch.no_grad():
-            torch._foreach_add_(self.tensors, self.views(vector))
+            torch._foreach_add_(self.tensors, flat.views)
 
     def movable(self, optimizer: Optimizer) -> tuple[int, ...]:
         """Which parameters the optimizer moves now: those that it has and that have a gradient."""

@@ -103,7 +103,7 @@ class Steps:
             return None
         self.follow_model()
         if self.project == "update":
-            self._before = self._parameters.read()
+            self._before = self._parameters.read(self._parameters.flat("before"))
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -130,11 +130,13 @@ class Steps:
         movable = () if before is None else self._parameters.movable(optimizer)
         if before is None or not movable:
             return
-        after = self._parameters.read()
-        step = torch.sub(before, after, out=after)  # what the optimizer takes away
-        removed = step - self._changed(step, before, movable)
+        after, removed = (self._parameters.flat(purpose) for purpose in ("after", "removed"))
+        self._parameters.read(after)
+        torch.sub(before, after.vector, out=after.vector)  # what the optimizer takes away
+        kept = self._changed(after.vector, before, movable)
+        torch.sub(after.vector, kept, out=removed.vector)
         self._parameters.add(removed)
-        self._note(step, removed)
+        self._note(after.parts, removed.parts)
 
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)
@@ -146,7 +148,8 @@ class Steps:
             gradient /= scale.to(gradient.device)
         kept = self._changed(gradient, self._parameters.read(), movable)
         if self.method.is_projection:
-            self._note(gradient, gradient - kept)
+            parts = self._parameters.parts
+            self._note(parts(gradient), parts(gradient - kept))
         if scale is not None:
             kept = kept * scale.to(kept.device)
         self._parameters.write_gradients(kept, movable)
@@ -176,9 +179,8 @@ class Steps:
             self._restricted[movable] = state.restricted(columns)
         return self._restricted[movable]
 
-    def _note(self, step: Tensor, removed: Tensor) -> None:
-        parts = self._parameters.parts
-        self.removed.note(parts(step), parts(removed))
+    def _note(self, step: list[Tensor], removed: list[Tensor]) -> None:
+        self.removed.note(step, removed)
         if self.removed.steps % _LOOK_EVERY == 0:
             self.look()
 

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from forgetless.linalg import float64, orthonormalize
 from forgetless.subspace.base import Record
-from forgetless.subspace.rows import laid_out
+from forgetless.subspace.inplace import orthonormalize_in_place
+from forgetless.subspace.rows import aligned, laid_out
 from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
 from forgetless.tangent import TangentFeatures
 
 # Numbers that are made float64 at once.
 _EXACT = 1 << 22
+# Bytes of vectors that are copied without a thought.
+_LARGE = 1 << 30
+_TINY = 1e-300
 # Norm of the inverse of V Vᵀ over some parameters from which rounding matters.
 _STEEP = 100.0
 
@@ -110,22 +114,32 @@ class DenseSubspace:
 
         What is already inside, or depends on the other vectors, adds nothing.
         """
-        bases = [_full(old).to(v) for v, old in zip(vectors, self.rows, strict=True)]
-        new = [orthonormalize(v, against=old) for v, old in zip(vectors, bases, strict=True)]
-        height = max(len(n) for n in new)
-        padded = [torch.cat([n, n.new_zeros(height - len(n), n.shape[1])]) for n in new]
-        rows = torch.cat([torch.stack(bases), torch.stack(padded)], dim=1)
-        grown = self.moments.new_zeros(len(rows), rows.shape[1], rows.shape[1])
-        grown[:, : self.rank, : self.rank] = self.moments
-        for moments, v, basis, total in zip(grown, vectors, rows, totals, strict=True):
-            inside = float64(v @ basis.T)
-            moments.add_(inside.T @ inside, alpha=1 / max(total, 1e-300))
-        shares = [
-            _squared(v) / max(total, 1e-300) for v, total in zip(vectors, totals, strict=True)
-        ]
-        record = self.record.with_task([len(n) for n in new], shares)
-        grown_self = replace(self, rows=rows, moments=grown, record=record)
-        return grown_self.stored(self.storage)
+        shares = [_squared(v) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
+        found = [_taken_apart(v, old) for v, old in zip(vectors, self.rows, strict=True)]
+        count = self.rank + max(len(new) for new, _ in found)
+        rows = self._room(count, vectors[0])
+        rows[:, : self.rank] = self.rows
+        moments = self.moments.new_zeros(len(rows), count, count)
+        moments[:, : self.rank, : self.rank] = self.moments
+        for s, ((new, inside), total) in enumerate(zip(found, totals, strict=True)):
+            size = self.rank + len(new)
+            rows[s, self.rank : size] = new
+            moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, _TINY))
+        record = self.record.with_task([len(new) for new, _ in found], shares)
+        grown = replace(self, rows=rows, moments=moments, record=record)
+        return grown.stored(self.storage)
+
+    def _room(self, count: int, like: Tensor) -> Tensor:
+        """Zero rows (S, count, p), as they are kept unless they are still to be made fewer."""
+        limit = self.storage.max_rank
+        whole = limit is None or count <= limit
+        none = like.new_empty(len(self.rows), 0, like.shape[1])
+        none = none.to(self.storage.device, self.storage.dtype) if whole else none
+        return (
+            aligned(none, count)
+            if none.is_cuda
+            else none.new_zeros(len(none), count, none.shape[2])
+        )
 
     def _truncated(self) -> Self:
         """With no more than max_rank directions: those that explain most of all tasks' features."""
@@ -169,6 +183,19 @@ class DenseSubspace:
         moments = torch.stack([tensors["moments"] for tensors in of_seeds])
         record = Record.restore(of_seeds)
         return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
+
+
+def _taken_apart(vectors: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows that vectors (d, p) add to old ones (K, p), and A: vectors = A [old; new].
+
+    Vectors of which a copy would be large are overwritten.
+    """
+    if vectors.dtype == torch.float32 and vectors.nbytes > _LARGE:
+        new, in_old, in_new = orthonormalize_in_place(vectors, old)
+        return new, torch.cat([in_old, in_new], 1)
+    old = _full(old).to(vectors)
+    new = orthonormalize(vectors, against=old)
+    return new, torch.cat([float64(vectors @ old.T), float64(vectors @ new.T)], 1)
 
 
 def _squared(vectors: Tensor) -> float:

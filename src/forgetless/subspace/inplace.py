@@ -36,7 +36,7 @@ def orthonormalize_in_place(vectors: Tensor, against: Tensor) -> tuple[Tensor, T
         inside = _products(vectors, against)
         old = old + new @ inside
         for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
-            part.sub_((inside @ float64(rows)).to(part))
+            part.sub_((inside @ float64(rows).to(inside)).to(part))
         factor, kept = _factor(_products(vectors, vectors))
         if len(kept) < len(vectors):
             vectors = vectors[kept]
@@ -69,11 +69,12 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     """A Bᵀ in float64."""
     out = float64(a.new_zeros(len(a), len(b)))
     for left, right in zip(_cut(a), _cut(b, like=a), strict=True):
-        out += float64(left) @ float64(right.to(left)).T
+        out += float64(left).to(out) @ float64(right).to(out).T
     return out
 
 
 def _cut(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
     """The rows a few columns at a time; of `like`, the same columns."""
     height = len(rows if like is None else like)
-    return rows.split(max(1, _EXACT // max(1, height)), dim=1)
+    parts: tuple[Tensor, ...] = rows.split(max(1, _EXACT // max(1, height)), dim=1)
+    return parts

@@ -1,6 +1,7 @@
 """Rows on a GPU: how they lie in memory, and the plan by which one kernel passes over them once."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
@@ -25,12 +26,11 @@ def aligned(like: Tensor, count: int) -> Tensor:
 
 
 def laid_out(rows: Tensor) -> Tensor:
-    """The same rows (S, K, p), where the kernel will read them often laid out as it likes them."""
-    count = rows.shape[1]
+    """The same rows (S, K, p), on a GPU laid out as its kernels like them."""
     lined_up = rows.stride(1) * rows.element_size() % _ALIGNMENT == 0
-    if lined_up or count == 0 or not _has_kernel(rows) or _plan_of(rows) is None:
+    if lined_up or rows.shape[1] == 0 or not _has_kernel(rows):
         return rows
-    return aligned(rows, count).copy_(rows)
+    return aligned(rows, rows.shape[1]).copy_(rows)
 
 
 def project_out_in_one_pass(g: Tensor, rows: Tensor) -> Tensor | None:
@@ -40,22 +40,30 @@ def project_out_in_one_pass(g: Tensor, rows: Tensor) -> Tensor | None:
         g: (S, p).
         rows: V, (S, K, p), orthonormal rows, K ≥ 1; rows of zeros are allowed.
     """
-    fits = (
-        g.dtype == torch.float32
-        and g.device == rows.device
-        and _has_kernel(rows)
-        and rows.stride(2) == 1
-        and rows.stride(0) % 16 == rows.stride(1) % 16 == 0
-        and rows.data_ptr() % 16 == 0
-        and not (torch.is_grad_enabled() and g.requires_grad)
-    )
-    if not fits:
+    lined_up = rows.stride(0) % 16 == rows.stride(1) % 16 == 0 and rows.data_ptr() % 16 == 0
+    if not lined_up or not _fit_a_kernel(g, rows):
         return None
     seeds, count, size = rows.shape
     plan = _plan_of(rows)
     if plan is None or seeds * max(size, (count + plan.height) * plan.parts) > _LARGEST_INDEX:
         return None
     return plan(g.contiguous(), rows)
+
+
+def project_out_in_two_passes(g: Tensor, rows: Tensor) -> Tensor | None:
+    """The same by kernels that pass over the rows twice; None where they cannot be used."""
+    kernels = _two_pass_kernels() if _fit_a_kernel(g, rows) else None
+    return None if kernels is None else kernels(g.contiguous(), rows)
+
+
+def _fit_a_kernel(g: Tensor, rows: Tensor) -> bool:
+    return (
+        g.dtype == torch.float32
+        and g.device == rows.device
+        and _has_kernel(rows)
+        and rows.stride(2) == 1
+        and not (torch.is_grad_enabled() and g.requires_grad)
+    )
 
 
 def _has_kernel(rows: Tensor) -> bool:
@@ -164,6 +172,16 @@ def _kernel(device: torch.device) -> Any:
     except ImportError:
         return None
     return project_out_kernel
+
+
+@cache
+def _two_pass_kernels() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The two-pass kernels, if there is a Triton that can compile them."""
+    try:
+        from forgetless.subspace.twopass import project_out_in_two
+    except ImportError:
+        return None
+    return project_out_in_two
 
 
 def _power_of_two(number: int) -> int:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from forgetless.subspace.rows import project_out_in_one_pass
+from forgetless.subspace.rows import project_out_in_one_pass, project_out_in_two_passes
 
 # A block of rows that is read twice in a row should come from the cache the second time.
-_CACHED = 1 << 22
+_CACHED = 3 << 20
 # Rows that come from elsewhere are copied in blocks of this many bytes.
 _COPIED = 1 << 26
 
@@ -16,8 +16,8 @@ _COPIED = 1 << 26
 def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """g̃ = g − Σ_b V_bᵀ V_b g over blocks of orthonormal rows, each block read once.
 
-    Rows that a cache cannot hold are read twice: for V g, and for Vᵀ times that; on a GPU only
-    where `project_out_in_one_pass` cannot be used.
+    Rows that a cache cannot hold are read twice: for V g, and for Vᵀ times that. On a GPU kernels
+    do it, in one pass if the chip can hold its share of a row.
 
     Arguments:
         g: (S, p).
@@ -25,13 +25,14 @@ def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """
     if rows.shape[1] == 0:
         return g
-    projected = project_out_in_one_pass(g, rows)
-    if projected is not None:
-        return projected
+    for kernel in (project_out_in_one_pass, project_out_in_two_passes):
+        projected = kernel(g, rows)
+        if projected is not None:
+            return projected
     out = g.clone()
     for one, basis in zip(out, rows, strict=True):
         for block in _blocks(basis, one):
-            one.sub_((block @ one) @ block)
+            one.addmv_(block.T, block @ one, alpha=-1)
     return out
 
 

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_COLUMNS = 4096  # of a row that one program looks at
-_WARPS = 8
+_COLUMNS = 2048  # of a row that one program looks at
+_WARPS = 4
 
 
 @triton.jit
-def _dot_products(  # type: ignore[no-untyped-def]
+def _dot_products(
     g, rows, partial, count, size, row_stride, seed_stride, parts, width: tl.constexpr
 ):
     """Each program: one piece of g times the same piece of every row."""
@@ -30,7 +30,7 @@ def _dot_products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _subtract(  # type: ignore[no-untyped-def]
+def _subtract(
     g, rows, coefficients, out, count, size, row_stride, seed_stride, width: tl.constexpr
 ):
     """Each program: its piece of g without what the rows have of it."""
