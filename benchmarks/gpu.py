@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from forgetless import PCAOGD, average_accuracy, fit, forgetting
+from forgetless import average_accuracy, fit, forgetting
 from forgetless.config import resolve
 from forgetless.data import build_scenario
 from forgetless.fit import _learner
@@ -30,7 +29,7 @@ from forgetless.linalg import project_out
 from forgetless.methods import build_method
 from forgetless.models import build_model
 from forgetless.provenance import versions
-from forgetless.subspace import DENSE, DenseSubspace, Storage, Subspace
+from forgetless.subspace import DenseSubspace
 from forgetless.subspace.rows import aligned
 from forgetless.subspace.sweep import project_out_rows
 
@@ -43,13 +42,6 @@ CELLS = [
     for method in ("sgd", "ewc", "a-gem", "ogd", "pca-ogd")
     for scenario in ("rotated-mnist", "permuted-mnist", "split-mnist")
 ]
-
-
-class HalfRows(PCAOGD):  # type: ignore[misc]
-    """PCA-OGD that stores its rows in bfloat16."""
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Subspace:
-        return super().init(theta, Storage(dtype=torch.bfloat16))
 
 
 def timed(function: Callable[[], object], repeats: int) -> list[float]:
@@ -146,11 +138,10 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
     for scenario, name in [*cells, ("rotated-mnist", "pca-ogd, bfloat16 rows")]:
         method = name.split(",")[0]
         started = time.perf_counter()
-        config = resolve(scenario, method, protocol="released", seeds=str(SEEDS))
+        storage = "bfloat16" if "bfloat16" in name else "dense"
+        config = resolve(scenario, method, protocol="released", seeds=str(SEEDS), storage=storage)
         tasks = build_scenario(scenario, config, data)
         made = build_method(method, config)
-        if "bfloat16" in name:
-            made = HalfRows(config.memory, config.samples, config.centred)
         model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
         trace = fit(tasks, made, model, seeds=SEEDS, training=config, keep="nothing")
         seconds = time.perf_counter() - started

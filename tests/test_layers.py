@@ -26,11 +26,11 @@ ALLOWED = {
     "network": {"batched", "errors", "methods", "tangent"},
     "driver": {"data", "methods", "network", "tangent"},
     "graphs": {"driver", "methods"},
-    "learner": {"data", "driver", "errors", "graphs", "methods", "network", "streams"},
+    "learner": {"data", "driver", "errors", "graphs", "methods", "network", "streams", "subspace"},
     "training": {"errors", "options"},
     "fit": {
         "data", "errors", "learner", "methods", "models", "network", "provenance", "streams",
-        "trace", "training",
+        "subspace", "trace", "training",
     },
     "guard": {"errors", "linalg", "methods", "streams", "subspace", "tangent"},
     "integrations": {"errors", "guard", "methods", "subspace"},

@@ -23,6 +23,7 @@ from forgetless.models import HEAD, ModelOptions, build_model
 from forgetless.network import Network
 from forgetless.provenance import versions
 from forgetless.streams import global_stream
+from forgetless.subspace import STORAGES
 from forgetless.trace import Trace, make_room
 from forgetless.training import Observer, Progress, Training
 
@@ -251,6 +252,7 @@ def _learner(
         batch_size=training.batch_size,
         lr=training.lr,
         eval_mode_after=training.eval_mode_after,
+        storage=STORAGES[training.storage],
     )
 
 

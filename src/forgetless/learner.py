@@ -15,6 +15,7 @@ from forgetless.graphs import Recording
 from forgetless.methods import Method, Samples, State
 from forgetless.network import Network
 from forgetless.streams import stream
+from forgetless.subspace import DENSE, Storage
 
 # Test samples of all seeds together that go through the network at once; on a GPU as many as
 # have so many numbers.
@@ -37,6 +38,7 @@ class Learner:
         lr: learning rate.
         eval_mode_after: the step of the whole run from which on the network is in eval mode while
             it trains, so that batch norm stays fixed; 0 for never.
+        storage: how the method keeps directions.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Learner:
         batch_size: int,
         lr: float,
         eval_mode_after: int,
+        storage: Storage = DENSE,
     ) -> None:
         self.network = network
         self.method = method
@@ -56,7 +59,7 @@ class Learner:
         self.batch_size = batch_size
         self.lr = lr
         self.eval_mode_after = eval_mode_after
-        self.state: State = method.init(self._protected())
+        self.state: State = method.init(self._protected(), storage)
         self.steps = 0
         self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]

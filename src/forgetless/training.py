@@ -24,6 +24,11 @@ class Training:
     eval_mode_after: int = option(
         0, "Train in eval mode, batch norm fixed, from this step of the run on; 0 for never."
     )
+    storage: str = option(
+        "dense",
+        "Directions are kept as float32 rows, in bfloat16, on the CPU, or as factored samples.",
+        choices=("dense", "bfloat16", "cpu", "factored"),
+    )
     evaluate: str = option(
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
     )
@@ -37,6 +42,8 @@ class Training:
         require(0 < self.lr < _LARGEST_LR, "lr", self.lr, "a positive number")
         require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
         require(self.eval_mode_after >= 0, "eval_mode_after", self.eval_mode_after, "at least 0")
+        kinds = ("dense", "bfloat16", "cpu", "factored")
+        require(self.storage in kinds, "storage", self.storage, ", ".join(kinds))
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
         require(self.seeds_together >= 0, "seeds_together", self.seeds_together, "at least 0")
 

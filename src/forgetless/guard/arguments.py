@@ -3,22 +3,14 @@
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from forgetless.errors import ConfigError, require
 from forgetless.methods import Method
-from forgetless.subspace import DENSE, FACTORED, Storage
+from forgetless.subspace import STORAGES, Storage
 
 Projected = Literal["update", "gradient"]
-
-_STORAGES = {
-    "dense": DENSE,
-    "bfloat16": Storage(dtype=torch.bfloat16),
-    "cpu": Storage(device=torch.device("cpu")),
-    "factored": FACTORED,
-}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -60,10 +52,10 @@ def what_to_project(method: Method[Any], project: Projected | None) -> Projected
 def named_storage(storage: str | Storage | None, max_rank: int | None) -> Storage:
     """The storage of that name, with that limit."""
     if not isinstance(storage, Storage):
-        accepted = f"{', '.join(map(repr, _STORAGES))} or a Storage"
-        known = storage is None or (isinstance(storage, str) and storage in _STORAGES)
+        accepted = f"{', '.join(map(repr, STORAGES))} or a Storage"
+        known = storage is None or (isinstance(storage, str) and storage in STORAGES)
         require(known, "storage", storage, accepted)
-        storage = _STORAGES[storage or "dense"]
+        storage = STORAGES[storage or "dense"]
     return storage if max_rank is None else replace(storage, max_rank=max_rank)
 
 

@@ -7,11 +7,12 @@ from torch import Tensor
 from forgetless.subspace.base import Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.factored import FactoredSubspace
-from forgetless.subspace.storage import DENSE, FACTORED, Storage
+from forgetless.subspace.storage import DENSE, FACTORED, STORAGES, Storage
 
 __all__ = [
     "DENSE",
     "FACTORED",
+    "STORAGES",
     "DenseSubspace",
     "FactoredSubspace",
     "Record",

@@ -14,8 +14,8 @@ from torch.linalg import cholesky, solve_triangular
 from forgetless.linalg import float64
 from forgetless.tangent import TangentFeatures, held, joined, nothing_held
 
-# What is left of a direction's squared length when it is dropped as dependent on the others. A
-# coefficient is as large as the inverse of that: with less, rounding of it costs more than it helps.
+# What is left of a direction's squared length when it is dropped as dependent on the others.
+# Coefficients grow as the inverse of that: with less, their rounding costs more than it helps.
 _DEPENDENT = 1e-9
 # Least share of a direction's squared length outside of the earlier ones for which rounding in
 # one pass leaves no more than in two.

@@ -59,3 +59,9 @@ class Storage:
 
 DENSE = Storage()
 FACTORED = Storage("factored")
+STORAGES = {
+    "dense": DENSE,
+    "bfloat16": Storage(dtype=torch.bfloat16),
+    "cpu": Storage(device=torch.device("cpu")),
+    "factored": FACTORED,
+}
