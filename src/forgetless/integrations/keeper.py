@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, final
 
+import torch
 from torch import Tensor, nn
 
 from forgetless.errors import ConfigError
@@ -48,6 +49,7 @@ class Keeper:
         self.options = options
         self._guard: Guard | None = None
         self._protected: dict[str, Tensor] = {}
+        self._device: torch.device | None = None
         self._waiting: Mapping[str, Tensor] = {}  # loaded before there was a model
 
     @property
@@ -80,13 +82,12 @@ class Keeper:
             guard.load_state_dict(remembered)
         self._guard, self._waiting = guard, {}
         self._protected = {name: parameters[name] for name in guard.names}
-        self._device = next(iter(self._protected.values())).device
+        self._device = parameters[guard.names[0]].device
 
     def end_task(self, loader: Any) -> None:
         """Remember the task that was just learned."""
-        guard = self.guard
         self._follow_the_model()
-        guard.end_task(loader)
+        self.guard.end_task(loader)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is remembered, empty before there was a guard."""
@@ -101,7 +102,7 @@ class Keeper:
 
     def _follow_the_model(self) -> None:
         """Bring memory to where the model is: frameworks move it before and after training."""
-        device = next(iter(self._protected.values())).device
+        device = self._protected[self.guard.names[0]].device
         if device != self._device:
             self.guard.load_state_dict(self.guard.state_dict())
             self._device = device
