@@ -133,7 +133,7 @@ class Loop:
     def _remember(self, count: int) -> None:
         """Directions of no particular meaning, put where remembered ones are."""
         self.guard.end_task((self.inputs, self.labels))
-        state = self.guard._state
+        state = self.guard._now.state
         size, device = state.rows.shape[2], str(self.inputs.device)
         self.guard._steps.follow(replace(state, rows=directions(count, size, device).unsqueeze(0)))
 

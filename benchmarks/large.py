@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forgetless
+from forgetless.subspace.rows import aligned
 
 OUT = Path("results/bench/large.json")
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50257, 512
@@ -131,16 +132,17 @@ class Loop:
 
     def pretend(self, tasks: int) -> None:
         """As many directions as that many tasks have, of no particular meaning."""
-        state = self.guard._state
+        guard, state = self.guard, self.guard._now.state
         size, dtype = state.rows.shape[2], state.rows.dtype
-        self.guard._steps.follow(None)
-        self.guard._state = state = replace(state, rows=state.rows[:, :0].clone())
+        guard._now = replace(guard._now, state=replace(state, rows=state.rows[:, :0].clone()))
+        guard._steps.follow(None)
+        del state
         torch.cuda.empty_cache()
-        rows = torch.empty(1, tasks * DIRECTIONS, size, dtype=dtype, device="cuda")
+        rows = aligned(torch.empty(1, 0, size, dtype=dtype, device="cuda"), tasks * DIRECTIONS)
         for row in rows[0]:
             row.normal_().mul_(size**-0.5)
-        self.guard._state = replace(state, rows=rows)
-        self.guard._steps.follow(self.guard._state)
+        guard._now = replace(guard._now, state=replace(guard._now.state, rows=rows))
+        guard._steps.follow(guard._now.state)
 
     def seconds(self, steps: int) -> list[float]:
         """Of each of some steps."""

@@ -64,7 +64,7 @@ def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
     return g - inside.to(g)
 
 
-def orthonormalize(vectors: Tensor, against: Tensor | None = None) -> Tensor:
+def orthonormalize(vectors: Tensor, against: Tensor | None = None, *, least: float = 0.0) -> Tensor:
     """Orthonormal rows that, with those of `against`, span what the vectors span.
 
     Classical Gram-Schmidt against the old rows and Householder QR among the new ones, each done
@@ -74,12 +74,14 @@ def orthonormalize(vectors: Tensor, against: Tensor | None = None) -> Tensor:
     Arguments:
         vectors: (d, p), any rank.
         against: (K, p), orthonormal rows, or None.
+        least: share of a vector's length outside of `against` below which it adds nothing, where
+            those rows are known less precisely than their type says.
 
     Returns:
         (r, p) with r ≤ d.
     """
-    rows = _normalized(vectors)
-    rows = _independent(_remove(rows, against))
+    rows = _remove(_normalized(vectors), against)
+    rows = _independent(rows[vector_norm(rows, dim=1) >= least])
     return _independent(_remove(rows, against))
 
 

@@ -304,3 +304,25 @@ def test_embeddings_of_any_sequence(n, length, tokens, tied, padding, seed):
     phi = tangent_features(model, t, y)
     assert phi.rules["tokens.weight"] == ("embedding+linear" if tied else "embedding")
     assert_is(phi, by_loop(model, t, y))
+
+
+class Autocasting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layers(x).float()
+
+
+def test_a_model_that_computes_in_lower_precision_has_features_of_its_weights_precision():
+    model = built(Autocasting).float()
+    x, y = random(9, 6).float(), integers(3, 9)
+    phi = tangent_features(model, x, y)
+    assert "loop" not in phi.rules.values()
+    assert "vmap" not in phi.rules.values()
+    expected = by_loop(model, x, y)
+    assert phi.dense().dtype == torch.float32
+    torch.testing.assert_close(phi.dense(), expected.float(), rtol=0, atol=0.02)
+    torch.testing.assert_close(phi.gram(), (expected @ expected.T).double(), rtol=0.02, atol=0.02)

@@ -14,6 +14,7 @@ from forgetless.tangent import (
     held,
     held_bytes,
     joined,
+    merged,
     nothing_held,
     tangent_features,
     to_tensors,
@@ -133,3 +134,14 @@ def test_tokens_outside_of_the_vocabulary_are_refused():
     assert whole
     with pytest.raises(ConfigError, match="tokens outside of"):
         from_tensors({**tensors, whole[0]: tensors[whole[0]] + 100}, random(1))
+
+
+def test_scalars_of_a_sample_are_laid_end_to_end():
+    model = built(lambda: nn.Linear(4, 3))
+    phi = tangent_features(model, random(6, 4), chunk=4)
+    whole = merged(phi)
+    assert len(whole.source) == 1
+    order = [row for start, stop in ((0, 4), (4, 6)) for k in range(3)
+             for row in range(start * 3 + k, stop * 3, 3)]  # fmt: skip
+    torch.testing.assert_close(whole.dense(), phi.dense()[order])
+    assert merged(whole) is whole

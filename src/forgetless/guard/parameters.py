@@ -96,6 +96,12 @@ class Parameters:
             torch._foreach_copy_(views, self.tensors)
         return vector
 
+    def difference(self, before: Flat, out: Flat) -> None:
+        """What the parameters were, less what they are."""
+        with torch.no_grad():
+            torch._foreach_copy_(out.views, self.tensors)
+            torch.sub(before.vector, out.vector, out=out.vector)
+
     def add(self, flat: Flat) -> None:
         """Add a vector to the parameters."""
         with torch.no_grad():

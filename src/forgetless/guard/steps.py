@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from forgetless.errors import ConfigError
 from forgetless.guard.arguments import Projected
 from forgetless.guard.model import GuardedModel, MemoryGradient, full_precision
+from forgetless.guard.parameters import Flat
 from forgetless.guard.report import Removed
 from forgetless.methods import Method, Nothing, State
 from forgetless.subspace import Subspace
@@ -49,7 +50,7 @@ class Steps:
         self._bring = bring
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
-        self._before: Tensor | None = None
+        self._before: Flat | None = None
         self._warned = False
         self.follow(None)
 
@@ -103,7 +104,8 @@ class Steps:
             return None
         self.follow_model()
         if self.project == "update":
-            self._before = self._parameters.read(self._parameters.flat("before"))
+            self._before = self._parameters.flat("before")
+            self._parameters.read(self._before)
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -130,13 +132,12 @@ class Steps:
         movable = () if before is None else self._parameters.movable(optimizer)
         if before is None or not movable:
             return
-        after, removed = (self._parameters.flat(purpose) for purpose in ("after", "removed"))
-        self._parameters.read(after)
-        torch.sub(before, after.vector, out=after.vector)  # what the optimizer takes away
-        kept = self._changed(after.vector, before, movable)
-        torch.sub(after.vector, kept, out=removed.vector)
+        step, removed = (self._parameters.flat(purpose) for purpose in ("step", "removed"))
+        self._parameters.difference(before, step)  # what the optimizer takes away
+        kept = self._changed(step.vector, before.vector, movable)
+        torch.sub(step.vector, kept, out=removed.vector)
         self._parameters.add(removed)
-        self._note(after.parts, removed.parts)
+        self._note(step.parts, removed.parts)
 
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)

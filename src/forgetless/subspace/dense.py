@@ -13,7 +13,7 @@ from forgetless.subspace.inplace import orthonormalize_in_place
 from forgetless.subspace.rows import aligned, laid_out
 from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
-from forgetless.tangent import TangentFeatures
+from forgetless.tangent import TangentFeatures, merged
 
 # Numbers that are made float64 at once.
 _EXACT = 1 << 22
@@ -103,7 +103,7 @@ class DenseSubspace:
     ) -> Self:
         """With the samples' top directions, one operator a seed."""
         vectors, totals = [], []
-        for phi in features:
+        for phi in map(merged, features):
             values, weights, total = phi.top_weights(components, centred=centred)
             vectors.append(phi.combine((values.unsqueeze(1) * weights).to(phi.like)))
             totals.append(total)
@@ -191,16 +191,21 @@ def _taken_apart(vectors: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
     Vectors of which a copy would be large are overwritten.
     """
     if vectors.dtype == torch.float32 and vectors.nbytes > _LARGE:
-        new, in_old, in_new = orthonormalize_in_place(vectors, old)
+        new, in_old, in_new = orthonormalize_in_place(vectors, old, least=_rounding(old))
         return new, torch.cat([in_old, in_new], 1)
-    old = _full(old).to(vectors)
-    new = orthonormalize(vectors, against=old)
+    least, old = _rounding(old), _full(old).to(vectors)
+    new = orthonormalize(vectors, against=old, least=least)
     return new, torch.cat([float64(vectors @ old.T), float64(vectors @ new.T)], 1)
 
 
 def _squared(vectors: Tensor) -> float:
     """Σ of all squares, summed in float64."""
     return float(torch.linalg.vector_norm(vectors, dtype=float64(vectors.new_empty(0)).dtype)) ** 2
+
+
+def _rounding(rows: Tensor) -> float:
+    """What rounding to half precision leaves of a vector outside of rows that held it."""
+    return torch.finfo(rows.dtype).eps if len(rows) and rows.element_size() < 4 else 0.0
 
 
 def _full(rows: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ _EXACT = 1 << 26
 _DEPENDENT = 1e-5
 
 
-def orthonormalize_in_place(vectors: Tensor, against: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def orthonormalize_in_place(
+    vectors: Tensor, against: Tensor, *, least: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """As `linalg.orthonormalize`, with no memory but that of the vectors, which are overwritten.
 
     Block Gram-Schmidt against the old rows Q and Cholesky QR among the new ones, twice: with
@@ -21,6 +23,7 @@ def orthonormalize_in_place(vectors: Tensor, against: Tensor) -> tuple[Tensor, T
     Arguments:
         vectors: W, (d, p) in float32.
         against: Q, (K, p), orthonormal rows.
+        least: share of a vector's length outside of Q below which it adds nothing.
 
     Returns:
         new rows N (r, p), and what the vectors were made of, W = A Q + B N: A (d, K) and B (d, r)
@@ -37,6 +40,7 @@ def orthonormalize_in_place(vectors: Tensor, against: Tensor) -> tuple[Tensor, T
         old = old + new @ inside
         for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
             part.sub_((inside @ float64(rows).to(inside)).to(part))
+        vectors *= (vector_norm(vectors, dim=1, keepdim=True) >= least).to(vectors)
         factor, kept = _factor(_products(vectors, vectors))
         if len(kept) < len(vectors):
             vectors = vectors[kept]

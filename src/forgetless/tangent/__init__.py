@@ -2,7 +2,14 @@
 
 from forgetless.tangent.arguments import chosen_names, tangent_features
 from forgetless.tangent.features import Batch, TangentFeatures, features_of
-from forgetless.tangent.held import bytes_by_parameter, held, held_bytes, joined, nothing_held
+from forgetless.tangent.held import (
+    bytes_by_parameter,
+    held,
+    held_bytes,
+    joined,
+    merged,
+    nothing_held,
+)
 from forgetless.tangent.stored import from_tensors, to_tensors
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "held",
     "held_bytes",
     "joined",
+    "merged",
     "nothing_held",
     "tangent_features",
     "to_tensors",

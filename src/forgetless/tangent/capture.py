@@ -53,6 +53,7 @@ class _Truth:
     # Some gradients are zero but for rounding (of the keys' bias in attention): the rounding of
     # everything else is their measure.
     rounding: float
+    eps: float  # of the coarsest precision in which a layer computed
 
     def confirms(self, name: str, blocks: list[Block]) -> bool:
         """Whether the blocks (one a scalar) of a parameter give that sum, up to rounding."""
@@ -62,8 +63,7 @@ class _Truth:
         found = found[0]
         gradient = self.gradients[name]
         expected = torch.zeros_like(found) if gradient is None else gradient.flatten()
-        eps = torch.finfo(found.dtype).eps
-        allowed = min(0.1, 20 * eps**0.5) * float(expected.norm()) + self.rounding
+        allowed = min(0.1, 20 * self.eps**0.5) * float(expected.norm()) + self.rounding
         return bool((found - expected).norm() <= allowed)
 
 
@@ -86,7 +86,7 @@ def capture(problem: Problem, given_up: frozenset[str] = frozenset()) -> Capture
         finally:
             for handle in handles:
                 handle.remove()
-        truth = _truth(scalars, leaves)
+        truth = _truth(scalars, leaves, calls)
         deltas = _output_gradients(scalars, calls)
         del scalars
         blocks, rules = _by_rules(problem, calls, deltas, truth)
@@ -133,14 +133,15 @@ def _watch(
     return handles
 
 
-def _truth(scalars: Tensor, leaves: Mapping[str, Tensor]) -> _Truth:
+def _truth(scalars: Tensor, leaves: Mapping[str, Tensor], calls: list[_Call]) -> _Truth:
     generator = torch.Generator().manual_seed(len(scalars))
     weights = torch.rand(scalars.shape, generator=generator) + 0.5
     weights *= torch.randint(0, 2, scalars.shape, generator=generator) * 2 - 1
     weights = weights.to(scalars)
     gradients = gradients_of((weights * scalars).sum(), leaves)
     norms = [float(g.norm()) for g in gradients.values() if g is not None]
-    return _Truth(weights, gradients, 30 * torch.finfo(weights.dtype).eps * hypot(*norms))
+    eps = max(torch.finfo(t.dtype).eps for t in (weights, *(call.output for call in calls)))
+    return _Truth(weights, gradients, 30 * eps * hypot(*norms), eps)
 
 
 def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]:
@@ -205,8 +206,11 @@ def _build(
         if not wanted:
             continue
         rule = RULES[type(call.layer)]
-        given = call.kept is not None and rule.contributions(
-            call.layer, call.kept, delta, problem.n, axis
+        # A layer that computes in lower precision (autocast) hands over less than its weights hold.
+        like = problem.values[next(iter(wanted.values()))]
+        kept = call.kept if call.kept is None else _as_precise(call.kept, like)
+        given = kept is not None and rule.contributions(
+            call.layer, kept, _as_precise(delta, like), problem.n, axis
         )
         for kind, name in wanted.items():
             parts.setdefault(name, []).append(given[kind] if given else None)
@@ -222,6 +226,10 @@ def _build(
         elif len(rows) == len(several):
             blocks[name] = Rows(rows[0] if len(rows) == 1 else torch.stack(rows).sum(0))
     return blocks
+
+
+def _as_precise(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype) if values.is_floating_point() else values
 
 
 def _by_rows(

@@ -85,6 +85,14 @@ def nothing_held(phi: TangentFeatures) -> TangentFeatures:
     return TangentFeatures(Held(phi.names, phi.sizes, phi.like, ()))
 
 
+def merged(phi: TangentFeatures) -> TangentFeatures:
+    """The same rows in another order, those of several scalars a sample laid end to end.
+
+    A Gram matrix then takes one product where it would take one for each pair of scalars.
+    """
+    return phi if len(phi.source.pieces(0)) == 1 else held(phi)
+
+
 def joined(*features: TangentFeatures) -> TangentFeatures:
     """Held features, one below the other."""
     sources = [phi.source for phi in features]
