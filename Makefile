@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types format bench clean
+.PHONY: demo test lint types format bench bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,ogd,pca-ogd \
@@ -26,7 +26,14 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/tangent.py --repeats 3 --out
+	$(BIN)/python benchmarks/tangent.py --repeats 2 --out
+	$(BIN)/python benchmarks/guard.py --repeats 9 --out
+
+# On a machine with a GPU, in a Python that has torch with CUDA.
+bench-gpu:
+	$(PYTHON) benchmarks/gpu.py --out
+	$(PYTHON) benchmarks/guard.py --device cuda --out
+	$(PYTHON) benchmarks/large.py --out results/bench/large.json
 
 # Installed once, and again when what is to be installed changes.
 $(READY): pyproject.toml constraints.txt tests/integrations/avalanche.txt

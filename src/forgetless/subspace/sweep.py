@@ -1,16 +1,21 @@
 """Projection by one walk over stored rows, block by block."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from forgetless.subspace.rows import project_out_in_one_pass, project_out_in_two_passes
 
-# A block of rows that is read twice in a row should come from the cache the second time.
-_CACHED = 3 << 20
-# Rows that come from elsewhere are copied in blocks of this many bytes.
+# Rows of a block that is read twice in a row, and should come from the cache the second time.
+_HEIGHT = 4
+_CACHED = 1 << 24
+# Rows that come from elsewhere, or in another type, are copied in blocks of this many bytes.
 _COPIED = 1 << 26
+# Bytes of rows below which a second thread costs more than it helps.
+_WORTHWHILE = 1 << 21
 
 
 def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
@@ -29,11 +34,38 @@ def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
         projected = kernel(g, rows)
         if projected is not None:
             return projected
-    out = g.clone()
-    for one, basis in zip(out, rows, strict=True):
-        for block in _blocks(basis, one):
-            one.addmv_(block.T, block @ one, alpha=-1)
+    projected = [one - _inside(one, basis) for one, basis in zip(g, rows, strict=True)]
+    return torch.stack(projected) if len(projected) > 1 else projected[0].unsqueeze(0)
+
+
+def _inside(g: Tensor, basis: Tensor) -> Tensor:
+    """Vᵀ V g, (p,). PyTorch multiplies by a vector with one thread: several share the rows."""
+    threads = torch.get_num_threads() if g.device.type == "cpu" else 1
+    if threads == 1 or basis.nbytes < _WORTHWHILE or (torch.is_grad_enabled() and g.requires_grad):
+        return _inside_part(g, basis)
+    mine, *others = basis.chunk(threads)
+    waiting = [_pool(threads).submit(_without_gradient, g, part) for part in others]
+    total = _inside_part(g, mine)
+    for part in waiting:
+        total += part.result()
+    return total
+
+
+def _inside_part(g: Tensor, basis: Tensor) -> Tensor:
+    out = torch.zeros_like(g)
+    for block in _blocks(basis, g):
+        out.addmv_(block.T, block @ g)
     return out
+
+
+def _without_gradient(g: Tensor, basis: Tensor) -> Tensor:
+    with torch.no_grad():
+        return _inside_part(g, basis)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads - 1, "forgetless")
 
 
 def coefficients(g: Tensor, rows: Tensor) -> Tensor:
@@ -58,11 +90,10 @@ def combination(weights: Tensor, rows: Tensor) -> Tensor:
 
 def _blocks(basis: Tensor, like: Tensor) -> Iterator[Tensor]:
     """The rows (K, p) a few at a time, on the device and in the type of `like`."""
-    row = basis.shape[1] * like.element_size()
-    here = basis.device == like.device
-    size = _CACHED if here else _COPIED
-    if here and basis.dtype == like.dtype and (row > size or like.is_cuda):
-        yield basis
-        return
-    for block in basis.split(max(1, size // max(1, row))):
+    row = max(1, basis.shape[1] * like.element_size())
+    here = basis.device == like.device and not like.is_cuda
+    height = _HEIGHT if here and _HEIGHT * row <= _CACHED else max(1, _COPIED // row)
+    if basis.device == like.device and basis.dtype == like.dtype and height != _HEIGHT:
+        height = max(1, len(basis))  # nothing to copy, and no cache to stay in
+    for block in basis.split(height):
         yield block.to(like, non_blocking=True)
