@@ -34,8 +34,8 @@ def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
         projected = kernel(g, rows)
         if projected is not None:
             return projected
-    projected = [one - _inside(one, basis) for one, basis in zip(g, rows, strict=True)]
-    return torch.stack(projected) if len(projected) > 1 else projected[0].unsqueeze(0)
+    each = [one - _inside(one, basis) for one, basis in zip(g, rows, strict=True)]
+    return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
 
 def _inside(g: Tensor, basis: Tensor) -> Tensor:
