@@ -77,7 +77,7 @@ def test_factored_samples_are_fifty_times_smaller():
     small, large = factored.memory_report(), dense.memory_report()
     numbers = (784 + 100) + (100 + 100) + (100 + 10)
     assert sum(small.layers.values()) == 4 * 20 * numbers
-    assert small.bytes == 4 * 20 * numbers + 2 * 8 * 20**2
+    assert small.bytes == 4 * 20 * numbers + 3 * 8 * 20**2
     assert large.bytes / small.bytes > 50
     assert small.directions == large.directions == 20
 

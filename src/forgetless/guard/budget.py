@@ -20,7 +20,7 @@ def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
     if isinstance(method, PCAOGD):
         # All samples that were looked at are kept, and each direction's weights of them.
         count = method.components if isinstance(method.components, int) else method.samples
-        cheaper = method.samples * (factored + 8 * count) + 16 * count**2 < count * row
+        cheaper = method.samples * (factored + 8 * count) + 24 * count**2 < count * row
     else:
         cheaper = factored < row
     return FACTORED if cheaper else DENSE
@@ -62,7 +62,7 @@ def _fewer(state: Subspace, budget: int) -> Subspace:
     """As many directions as fit, at least one; the next task is not held to their number."""
     rank = state.rank
     # Bytes are a K + q K², with q for the small matrices (K, K) of float64.
-    q = 8 if isinstance(state, DenseSubspace) else 16
+    q = 8 if isinstance(state, DenseSubspace) else 24
     a = state.nbytes / rank - q * rank
     limit = min(rank - 1, int((sqrt(a * a + 4 * q * budget) - a) / (2 * q)))
     while True:

@@ -53,6 +53,19 @@ class Atoms:
         """K."""
         return len(self.factor)
 
+    @property
+    def small_bytes(self) -> int:
+        """Of L, L⁻¹, moments and weights."""
+        weights = 0 if self.weights is None else self.weights.nbytes
+        return 2 * self.factor.nbytes + self.moments.nbytes + weights
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """L⁻¹: solving with L at every step would copy it every time."""
+        identity = torch.eye(self.rank).to(self.factor)
+        inverse: Tensor = solve_triangular(self.factor, identity, upper=False)
+        return inverse
+
     @cached_property
     def passes(self) -> int:
         """How often a projection is done: an ill-conditioned one leaves rounding to take out."""
@@ -76,7 +89,7 @@ class Atoms:
             if inverse is not None:
                 c = inverse @ along
             else:
-                c = torch.cholesky_solve(along.unsqueeze(1), self.factor)[:, 0]
+                c = self._inverse.T @ (self._inverse @ along)
             c = c if self.weights is None else c @ self.weights
             g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
         return g if mask is None else g * mask

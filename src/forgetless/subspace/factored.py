@@ -54,8 +54,7 @@ class FactoredSubspace:
     @property
     def nbytes(self) -> int:
         """Of the samples' factors, and of the small matrices that go with them."""
-        small = (t for a in self.atoms for t in (a.factor, a.moments, a.weights) if t is not None)
-        return sum(held_bytes(a.phi) for a in self.atoms) + sum(t.nbytes for t in small)
+        return sum(held_bytes(atoms.phi) + atoms.small_bytes for atoms in self.atoms)
 
     def project_out(self, g: Tensor) -> Tensor:
         """G without its part in the subspace: (S, p) → (S, p)."""

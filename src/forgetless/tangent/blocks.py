@@ -7,7 +7,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from forgetless.tangent.factors import ALL, Left, OneHot, Right, cuts, multiplied
+from forgetless.tangent.factors import ALL, Left, OneHot, Right, by_position, cuts, multiplied
 
 # Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
 _SCRATCH = 1 << 23
@@ -159,7 +159,9 @@ class Outer:
                     if isinstance(left, OneHot):
                         product = v[0, :, :, j][left.index[some]].unsqueeze(1) * values
                     else:
-                        product = (values @ v[..., j].mT) * left.dense(some)
+                        seen = multiplied(by_position(values), v[..., j].mT)  # (g, m·T, r)
+                        product = seen.mul_(by_position(left.dense(some))).sum((0, 2))
+                        product = product.view(len(values), -1)
                     out[some, j] += product.flatten(1).sum(1)
         return out
 

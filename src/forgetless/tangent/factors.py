@@ -144,17 +144,17 @@ def inner(a: Factor, b: Factor, mine: slice, theirs: slice, like: Tensor) -> Ten
         return _looked_up(b.dense(theirs), a.index[mine], like).mT
     if isinstance(b, OneHot):
         return _looked_up(a.dense(mine), b.index[theirs], like)
-    left = _by_position(a.dense(mine).to(like))
-    right = left if a is b and mine == theirs else _by_position(b.dense(theirs).to(like))
+    left = by_position(a.dense(mine).to(like))
+    right = left if a is b and mine == theirs else by_position(b.dense(theirs).to(like))
     return multiplied(left, right.mT)
 
 
 def _looked_up(dense: Tensor, index: Tensor, like: Tensor) -> Tensor:
     """The entries of (m, 1, T, d) at index (m', T'): (1, m·T, m'·T')."""
-    return _by_position(dense).index_select(2, index.flatten()).to(like)
+    return by_position(dense).index_select(2, index.flatten()).to(like)
 
 
-def _by_position(values: Tensor) -> Tensor:
+def by_position(values: Tensor) -> Tensor:
     """(m, g, T, d) → (g, m·T, d)."""
     return values.transpose(0, 1).flatten(1, 2)
 
