@@ -26,8 +26,9 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/tangent.py --repeats 2 --out
-	$(BIN)/python benchmarks/guard.py --repeats 9 --out
+	$(BIN)/python benchmarks/tangent.py --repeats 1 --out
+	$(BIN)/python benchmarks/subspace.py --repeats 5 --out
+	$(BIN)/python benchmarks/guard.py --repeats 5 --out
 
 # On a machine with a GPU, in a Python that has torch with CUDA.
 bench-gpu:

@@ -17,8 +17,6 @@ from forgetless.tangent import TangentFeatures, merged
 
 # Numbers that are made float64 at once.
 _EXACT = 1 << 22
-# Bytes of vectors that are copied without a thought.
-_LARGE = 1 << 30
 _TINY = 1e-300
 # Norm of the inverse of V Vᵀ over some parameters from which rounding matters.
 _STEEP = 100.0
@@ -188,9 +186,9 @@ class DenseSubspace:
 def _taken_apart(vectors: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal rows that vectors (d, p) add to old ones (K, p), and A: vectors = A [old; new].
 
-    Vectors of which a copy would be large are overwritten.
+    Vectors in float32 are overwritten.
     """
-    if vectors.dtype == torch.float32 and vectors.nbytes > _LARGE:
+    if vectors.dtype == torch.float32:
         new, in_old, in_new = orthonormalize_in_place(vectors, old, least=_rounding(old))
         return new, torch.cat([in_old, in_new], 1)
     least, old = _rounding(old), _full(old).to(vectors)

@@ -6,8 +6,10 @@ from torch.linalg import solve_triangular, vector_norm
 
 from forgetless.linalg import float64
 
-# Numbers that are made float64 at once.
-_EXACT = 1 << 26
+# Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
+_EXACT = {"cpu": 1 << 20, "cuda": 1 << 26}
+# Inner products of rows that are as good as orthonormal.
+_SETTLED = 1e-6
 # What is left of a row that depends on others, relative to its length, is rounding.
 _DEPENDENT = 1e-5
 
@@ -17,8 +19,9 @@ def orthonormalize_in_place(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `linalg.orthonormalize`, with no memory but that of the vectors, which are overwritten.
 
-    Block Gram-Schmidt against the old rows Q and Cholesky QR among the new ones, twice: with
-    G = W Wᵀ = L Lᵀ in float64, L⁻¹ W is orthonormal. A few columns are looked at at a time.
+    Block Gram-Schmidt against the old rows Q and Cholesky QR among the new ones, until nothing is
+    left to do: with G = W Wᵀ = L Lᵀ in float64, L⁻¹ W is orthonormal. A few columns are looked at
+    at a time.
 
     Arguments:
         vectors: W, (d, p) in float32.
@@ -32,8 +35,8 @@ def orthonormalize_in_place(
     d = len(vectors)
     old = float64(vectors.new_zeros(d, len(against)))
     new = torch.eye(d).to(old)
-    for _ in range(2):
-        lengths = float64(vector_norm(vectors, dim=1)).clamp_min(torch.finfo(torch.float32).tiny)
+    for _ in range(3):
+        lengths = _lengths(vectors).to(old).clamp_min(torch.finfo(torch.float32).tiny)
         vectors /= lengths.unsqueeze(1).to(vectors)
         new = new * lengths
         inside = _products(vectors, against)
@@ -41,13 +44,17 @@ def orthonormalize_in_place(
         for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
             part.sub_((inside @ float64(rows).to(inside)).to(part))
         vectors *= (vector_norm(vectors, dim=1, keepdim=True) >= least).to(vectors)
-        factor, kept = _factor(_products(vectors, vectors))
+        gram = _products(vectors, vectors)
+        off = (gram - torch.eye(len(gram)).to(gram)).abs()
+        if all(float(t.max()) <= _SETTLED for t in (inside.abs(), off) if t.numel()):
+            break
+        factor, kept = _factor(gram)
         if len(kept) < len(vectors):
             vectors = vectors[kept]
         new = new @ factor
-        square = factor[kept]
+        inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
         for part in _cut(vectors):
-            part.copy_(solve_triangular(square, float64(part), upper=False))
+            part.copy_(inverse @ float64(part).to(inverse))
     return vectors, old, new
 
 
@@ -69,6 +76,13 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     return found.to(gram), torch.tensor(kept, dtype=torch.long, device=gram.device)
 
 
+def _lengths(rows: Tensor) -> Tensor:
+    """Of each row, summed in float64 where there is one: in float32 a millionth would be lost."""
+    exact = None if rows.device.type == "mps" else torch.float64
+    lengths: Tensor = vector_norm(rows, dim=1, dtype=exact)
+    return lengths
+
+
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """A Bᵀ in float64."""
     out = float64(a.new_zeros(len(a), len(b)))
@@ -79,6 +93,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 def _cut(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
     """The rows a few columns at a time; of `like`, the same columns."""
-    height = len(rows if like is None else like)
-    parts: tuple[Tensor, ...] = rows.split(max(1, _EXACT // max(1, height)), dim=1)
+    like = rows if like is None else like
+    numbers = _EXACT.get(like.device.type, _EXACT["cpu"])
+    parts: tuple[Tensor, ...] = rows.split(max(1, numbers // max(1, len(like))), dim=1)
     return parts
