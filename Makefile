@@ -26,7 +26,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/tangent.py --repeats 1 --out
+	$(BIN)/python benchmarks/tangent.py --repeats 5 --out
 	$(BIN)/python benchmarks/subspace.py --repeats 5 --out
 	$(BIN)/python benchmarks/guard.py --repeats 5 --out
 
