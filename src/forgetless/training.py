@@ -7,6 +7,7 @@ from typing import final
 from forgetless.errors import require
 from forgetless.options import option
 
+_STORAGES = ("dense", "bfloat16", "cpu", "factored")
 _LARGEST_LR = 1e38  # what float32 can hold
 
 
@@ -27,7 +28,7 @@ class Training:
     storage: str = option(
         "dense",
         "Directions are kept as float32 rows, in bfloat16, on the CPU, or as factored samples.",
-        choices=("dense", "bfloat16", "cpu", "factored"),
+        choices=_STORAGES,
     )
     evaluate: str = option(
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
@@ -42,8 +43,7 @@ class Training:
         require(0 < self.lr < _LARGEST_LR, "lr", self.lr, "a positive number")
         require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
         require(self.eval_mode_after >= 0, "eval_mode_after", self.eval_mode_after, "at least 0")
-        kinds = ("dense", "bfloat16", "cpu", "factored")
-        require(self.storage in kinds, "storage", self.storage, ", ".join(kinds))
+        require(self.storage in _STORAGES, "storage", self.storage, ", ".join(_STORAGES))
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
         require(self.seeds_together >= 0, "seeds_together", self.seeds_together, "at least 0")
 

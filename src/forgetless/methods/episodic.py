@@ -1,5 +1,6 @@
-"""Remembered samples, task by task: the memory of GEM and GEM-NT."""
+"""Remembered samples, task by task: what GEM and GEM-NT have in common."""
 
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -7,7 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.methods.base import LoadSamples, LossGrad, SampleSet
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
+from forgetless.subspace import DENSE, Storage
 
 
 @final
@@ -38,6 +40,35 @@ class Episodic:
         """From what `tensors` gave for each seed."""
         count = 1 + max((int(name.split(".")[0]) for name in of_seeds[0]), default=-1)
         return cls(tuple(load([part(of, str(k)) for of in of_seeds]) for k in range(count)))
+
+
+class KeepsSamples(Method[Episodic], ABC):
+    """A method that keeps some samples of each task, and follows the loss on them."""
+
+    memory: int
+
+    @property
+    def reaches_heads(self) -> bool:
+        """The loss on earlier tasks depends on their heads."""
+        return True
+
+    def init(self, theta: Tensor, storage: Storage = DENSE) -> Episodic:
+        """No samples yet."""
+        return Episodic()
+
+    def restore(
+        self,
+        of_seeds: Sequence[Mapping[str, Tensor]],
+        theta: Tensor,
+        storage: Storage,
+        load: LoadSamples,
+    ) -> Episodic:
+        """The remembered samples."""
+        return Episodic.restore(of_seeds, load)
+
+    def consolidate(self, state: Episodic, theta: Tensor, task: FinishedTask) -> Episodic:
+        """Keep some samples of the task."""
+        return state.remember(task.draw(self.memory))
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

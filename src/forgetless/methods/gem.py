@@ -1,6 +1,5 @@
 """Gradient episodic memory (Lopez-Paz and Ranzato 2017)."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -8,14 +7,13 @@ from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import project_cone
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
-from forgetless.methods.episodic import Episodic
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import LossGrad
+from forgetless.methods.episodic import Episodic, KeepsSamples
 
 
 @final
 @dataclass(frozen=True)
-class GEM(Method[Episodic]):
+class GEM(KeepsSamples):
     """Steps oppose no task's loss gradient: the nearest vector to g with ⟨g̃, g_k⟩ ≥ 0 for all k.
 
     Arguments:
@@ -36,31 +34,8 @@ class GEM(Method[Episodic]):
         """A margin is in units of the gradients, not of steps."""
         return self.margin == 0
 
-    @property
-    def reaches_heads(self) -> bool:
-        """The loss on earlier tasks depends on their heads."""
-        return True
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Episodic:
-        """No samples yet."""
-        return Episodic()
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Episodic:
-        """What was remembered."""
-        return Episodic.restore(of_seeds, load)
-
     def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project on the cone that raises no task's loss."""
         if not state.tasks:
             return g
         return project_cone(g, state.mean_gradients(loss_grad), self.margin)
-
-    def consolidate(self, state: Episodic, theta: Tensor, task: FinishedTask) -> Episodic:
-        """Keep some samples of the task."""
-        return state.remember(task.draw(self.memory))

@@ -1,6 +1,5 @@
 """GEM without transfer (the PCA-OGD paper, section 4.3)."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -8,14 +7,13 @@ from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import project_out_span
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
-from forgetless.methods.episodic import Episodic
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import LossGrad
+from forgetless.methods.episodic import Episodic, KeepsSamples
 
 
 @final
 @dataclass(frozen=True)
-class GEMNT(Method[Episodic]):
+class GEMNT(KeepsSamples):
     """Steps are orthogonal to every task's loss gradient, whatever the sign: g̃ = (I − G Gᵀ) g.
 
     G's columns are an orthonormal basis of the tasks' mean loss gradients at the current weights.
@@ -32,31 +30,8 @@ class GEMNT(Method[Episodic]):
     def __post_init__(self) -> None:
         require(self.memory >= 1, "GEM-NT's memory", self.memory, "at least 1")
 
-    @property
-    def reaches_heads(self) -> bool:
-        """The loss on earlier tasks depends on their heads."""
-        return True
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Episodic:
-        """No samples yet."""
-        return Episodic()
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Episodic:
-        """What was remembered."""
-        return Episodic.restore(of_seeds, load)
-
     def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project out the span of the tasks' mean loss gradients."""
         if not state.tasks:
             return g
         return project_out_span(g, state.mean_gradients(loss_grad))
-
-    def consolidate(self, state: Episodic, theta: Tensor, task: FinishedTask) -> Episodic:
-        """Keep some samples of the task."""
-        return state.remember(task.draw(self.memory))

@@ -1,19 +1,19 @@
 """PCA-OGD (the paper's algorithm 1): orthogonal to what a task's features have in common."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
 
 from forgetless.errors import require
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
-from forgetless.subspace import DENSE, Storage, Subspace, empty_subspace, restored_subspace
+from forgetless.methods.base import FinishedTask
+from forgetless.methods.orthogonal import Orthogonal
+from forgetless.subspace import Subspace
 
 
 @final
 @dataclass(frozen=True)
-class PCAOGD(Method[Subspace]):
+class PCAOGD(Orthogonal):
     """Steps are orthogonal to the top principal directions of each earlier task's tangent features.
 
     Where features have structure, a few directions hold most of their variance, so the same memory
@@ -37,24 +37,6 @@ class PCAOGD(Method[Subspace]):
         accepted = "a count of at least 1 or a share in (0, 1)"
         require(enough and share, "PCA-OGD's components", self.components, accepted)
         require(self.samples >= 1, "PCA-OGD's samples", self.samples, "at least 1")
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Subspace:
-        """No directions yet."""
-        return empty_subspace(theta, storage)
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Subspace:
-        """What was remembered."""
-        return restored_subspace(of_seeds, theta, storage)
-
-    def update(self, g: Tensor, state: Subspace, theta: Tensor, loss_grad: LossGrad) -> Tensor:
-        """Project out the remembered directions."""
-        return state.project_out(g)
 
     def consolidate(self, state: Subspace, theta: Tensor, task: FinishedTask) -> Subspace:
         """Add the principal directions of the task's features."""

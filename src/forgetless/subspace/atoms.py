@@ -75,8 +75,8 @@ class Atoms:
 
     def basis(self) -> Tensor:
         """V, (K, p)."""
-        weights = torch.eye(self.rank).to(self.factor) if self.weights is None else self.weights
-        return self.phi.combine(solve_triangular(self.factor, weights, upper=False))
+        inverse = self._inverse
+        return self.phi.combine(inverse if self.weights is None else inverse @ self.weights)
 
     def project_out(self, g: Tensor, movable: Movable | None = None) -> Tensor:
         """G − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,)."""
