@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from sklearn.utils.extmath import randomized_svd
+from timing import product_rate, seconds
 from torch import Tensor
 
 from forgetless import tangent_features
@@ -35,21 +36,10 @@ WIDTHS = (784, 100, 100, 10)
 PRODUCTS = sum(a * b for a, b in pairwise(WIDTHS))
 
 
-def seconds(call: Callable[[], object], repeats: int) -> list[float]:
+def warm_seconds(call: Callable[[], object], repeats: int) -> list[float]:
     """Of each call, once it has warmed up."""
     call()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return taken
-
-
-def rate(dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a large product."""
-    a = torch.rand(2048, 2048, dtype=dtype)
-    return 2 * 2048**3 / min(seconds(lambda: a @ a, 5))
+    return seconds(call, repeats)
 
 
 def digits(n: int) -> tuple[Tensor, Tensor]:
@@ -70,9 +60,11 @@ def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     """Projection away from 1,400 samples."""
     state = remembered(model, 14, size)
     g, columns = torch.randn(1, size), torch.randn(size, 1400) / size**0.5
-    ours = seconds(lambda: state.project_out(g), repeats)
-    usual = seconds(lambda: g[0] - columns @ (columns.T @ g[0]), repeats)
-    operations = 4 * 1400 * PRODUCTS / rate(torch.float32) + 4 * 1400**2 / rate(torch.float64)
+    ours = warm_seconds(lambda: state.project_out(g), repeats)
+    usual = warm_seconds(lambda: g[0] - columns @ (columns.T @ g[0]), repeats)
+    operations = 4 * 1400 * PRODUCTS / product_rate(torch.float32) + 4 * 1400**2 / product_rate(
+        torch.float64
+    )
     each = held_bytes(state.atoms[0].phi) / state.rank
     return {
         "samples": state.rank,
@@ -110,13 +102,13 @@ def consolidation(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     def ours() -> Subspace:
         return empty.add_principal([tangent_features(model, *data)], 100, centred=False)
 
-    taken = seconds(ours, repeats)
+    taken = warm_seconds(ours, repeats)
     start = time.perf_counter()
     rows = by_loop(model, *data)
     loop = time.perf_counter() - start
-    usual = {name: loop + min(seconds(lambda: pca(rows), 1)) for name, pca in PCA.items()}  # noqa: B023
+    usual = {name: loop + min(warm_seconds(lambda: pca(rows), 1)) for name, pca in PCA.items()}  # noqa: B023
     gram = 3000**2 * sum(WIDTHS[:-1] + WIDTHS[1:])
-    floor = (gram + 2 * 3000 * 100 * size) / rate(torch.float32)
+    floor = (gram + 2 * 3000 * 100 * size) / product_rate(torch.float32)
     return {
         "ours_s": taken,
         "loop_s": loop,
@@ -139,17 +131,17 @@ def growth(model: MLP, repeats: int) -> dict[str, dict[str, Any]]:
 
     def rows(count: int, size: int) -> list[float]:
         basis, g = torch.randn(1, count, size) / size**0.5, torch.randn(1, size)
-        return seconds(lambda: project_out_rows(g, basis), repeats)
+        return warm_seconds(lambda: project_out_rows(g, basis), repeats)
 
     size = sum(p.numel() for p in model.parameters())
 
     def samples(tasks: int) -> list[float]:
         state, g = remembered(model, tasks, size), torch.randn(1, size)
-        return seconds(lambda: state.project_out(g), repeats)
+        return warm_seconds(lambda: state.project_out(g), repeats)
 
     def gram(n: int) -> list[float]:
         data = digits(n)
-        return seconds(lambda: tangent_features(model, *data).gram(), repeats)
+        return warm_seconds(lambda: tangent_features(model, *data).gram(), repeats)
 
     return {
         "dense projection, directions": exponent([250, 500, 1000, 2000], lambda k: rows(k, size)),

@@ -15,7 +15,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_digits
 from sklearn.utils.extmath import randomized_svd
+from timing import product_rate, seconds
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -114,22 +114,6 @@ def tops(rows: Tensor, at: Setting) -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """Wall-clock seconds of each repeat."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
-def gemm_rate(dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a large matrix product: the best of five."""
-    a = torch.rand(2048, 2048, dtype=dtype)
-    return 2 * 2048**3 / min(timed(lambda: a @ a, 5))
-
-
 def peak_memory(variant: str, n: int) -> float:
     """Bytes above the ready setting that a fresh process needs for one Gram matrix."""
     command = [sys.executable, __file__, "--samples", str(n), "--peak", variant]
@@ -156,14 +140,14 @@ def high_water_mark() -> float:
     return float(scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def described(seconds: list[float]) -> str:
+def described(taken: list[float]) -> str:
     """Median and range."""
-    return f"{statistics.median(seconds):8.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
+    return f"{statistics.median(taken):8.3f} s ({min(taken):.3f} to {max(taken):.3f})"
 
 
 def run(n: int, repeats: int) -> dict[str, object]:
     """Measure everything and print it as a table."""
-    rates = {str(d): gemm_rate(d) for d in (torch.float64, torch.float32)}
+    rates = {str(d): product_rate(d) for d in (torch.float64, torch.float32)}
     at = setting(n)
     pairs = list(pairwise(WIDTHS))
     p = sum((a + 1) * b for a, b in pairs)
@@ -187,10 +171,10 @@ def run(n: int, repeats: int) -> dict[str, object]:
         # The first call, of which only the result is looked at, has warmed up the slow ones.
         slow = name != "forgetless"
         error = (gram(*at) - exact).abs() / lengths / lengths.unsqueeze(1)
-        seconds = timed(lambda gram=gram: gram(*at), 1 if slow else repeats)
-        grams[name] = {"seconds": seconds, "peak_bytes": peak_memory(name, n),
+        taken = seconds(lambda gram=gram: gram(*at), 1 if slow else repeats)
+        grams[name] = {"seconds": taken, "peak_bytes": peak_memory(name, n),
                        "error": float(error.max())}  # fmt: skip
-        _line(name, seconds, grams["forgetless"]["seconds"], gram_floor)
+        _line(name, taken, grams["forgetless"]["seconds"], gram_floor)
         print(f"{'':24}{grams[name]['peak_bytes'] / 2**20:8.0f} MiB, "  # type: ignore[operator]
               f"largest error {grams[name]['error']:.1e} of |φ_i| |φ_j|")  # fmt: skip
     report["gram"] = grams
@@ -202,17 +186,17 @@ def run(n: int, repeats: int) -> dict[str, object]:
     for name, top in tops(rows, at).items():
         kept = float((rows @ top().T).double().square().sum()) / energy
         slow = name not in ("forgetless", "pca_lowrank(niter=2)")
-        found[name] = {"seconds": timed(top, 1 if slow else repeats), "kept": kept}
+        found[name] = {"seconds": seconds(top, 1 if slow else repeats), "kept": kept}
         _line(name, found[name]["seconds"], found["forgetless"]["seconds"], top_floor)
         print(f"{'':24}{1 - kept:.1e} of the variance of the best {COMPONENTS} lost")
     report["top"] = found
     return report
 
 
-def _line(name: str, seconds: object, ours: object, floor: float) -> None:
-    median, own = statistics.median(seconds), statistics.median(ours)  # type: ignore[call-overload]
+def _line(name: str, taken: object, ours: object, floor: float) -> None:
+    median, own = statistics.median(taken), statistics.median(ours)  # type: ignore[call-overload]
     times = f"{median / own:6.1f}x ours, {median / floor:6.1f}x the floor"
-    print(f"{name:24}{described(seconds)} {times}")  # type: ignore[arg-type]
+    print(f"{name:24}{described(taken)} {times}")  # type: ignore[arg-type]
 
 
 def main() -> None:
