@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from forgetless.subspace.compiled import can_be_compiled, project_out_compiled
 from forgetless.subspace.rows import project_out_in_one_pass, project_out_in_two_passes
 
 # Rows of a block that is read twice in a row, and should come from the cache the second time.
@@ -34,24 +35,27 @@ def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
         projected = kernel(g, rows)
         if projected is not None:
             return projected
-    each = [one - _inside(one, basis) for one, basis in zip(g, rows, strict=True)]
+    each = [_project_out(one, basis) for one, basis in zip(g, rows, strict=True)]
     return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
 
-def _inside(g: Tensor, basis: Tensor) -> Tensor:
-    """Vᵀ V g, (p,). PyTorch multiplies by a vector with one thread: several share the rows."""
+def _project_out(g: Tensor, basis: Tensor) -> Tensor:
+    """One seed's g̃, (p,). PyTorch's products with a vector have one thread: several share rows."""
     threads = torch.get_num_threads() if g.device.type == "cpu" else 1
-    if threads == 1 or basis.nbytes < _WORTHWHILE or (torch.is_grad_enabled() and g.requires_grad):
-        return _inside_part(g, basis)
+    if basis.nbytes < _WORTHWHILE or (torch.is_grad_enabled() and g.requires_grad):
+        return g - _inside(g, basis)
+    if can_be_compiled(g, basis):
+        return project_out_compiled(g, basis, threads)
     mine, *others = basis.chunk(threads)
     waiting = [_pool(threads).submit(_without_gradient, g, part) for part in others]
-    total = _inside_part(g, mine)
+    total = _inside(g, mine)
     for part in waiting:
         total += part.result()
-    return total
+    return g - total
 
 
-def _inside_part(g: Tensor, basis: Tensor) -> Tensor:
+def _inside(g: Tensor, basis: Tensor) -> Tensor:
+    """Vᵀ V g, (p,), with one thread."""
     out = torch.zeros_like(g)
     for block in _blocks(basis, g):
         out.addmv_(block.T, block @ g)
@@ -60,12 +64,12 @@ def _inside_part(g: Tensor, basis: Tensor) -> Tensor:
 
 def _without_gradient(g: Tensor, basis: Tensor) -> Tensor:
     with torch.no_grad():
-        return _inside_part(g, basis)
+        return _inside(g, basis)
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads - 1, "forgetless")
+    return ThreadPoolExecutor(max(1, threads - 1), "forgetless")
 
 
 def coefficients(g: Tensor, rows: Tensor) -> Tensor:

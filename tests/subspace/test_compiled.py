@@ -1,0 +1,62 @@
+"""The compiled projection against the plain one."""
+
+import pytest
+import torch
+
+from forgetless.subspace import sweep
+from forgetless.subspace.compiled import project_out_compiled
+
+
+def plain(g, rows):
+    """Two products in float64."""
+    exact = rows.double()
+    return (g.double() - exact.T @ (exact @ g.double())).to(g)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 64, 101])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_loop_agrees_with_two_products(dtype, count, threads):
+    pytest.importorskip("numba")
+    torch.manual_seed(count)
+    rows, g = torch.randn(count, 777, dtype=dtype), torch.randn(777, dtype=dtype)
+    kept = g.clone()
+    projected = project_out_compiled(g, rows, threads)
+    expected = plain(g, rows)
+    assert (projected - expected).norm() < 30 * torch.finfo(dtype).eps * expected.norm()
+    assert torch.equal(g, kept)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_projections_with_and_without_it(installed, seeds, monkeypatch):
+    if not installed:
+        monkeypatch.setattr(sweep, "can_be_compiled", lambda g, rows: False)
+    torch.manual_seed(seeds)
+    rows = torch.linalg.qr(torch.randn(seeds, 6000, 90)).Q.mT.contiguous()
+    g = torch.randn(seeds, 6000)
+    expected = torch.stack([plain(one, basis) for one, basis in zip(g, rows, strict=True)])
+    assert torch.allclose(sweep.project_out_rows(g, rows), expected, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so():
+    rows, g = torch.randn(100, 6000), torch.randn(1, 6000)
+    g[0, 17] = torch.nan
+    assert sweep.project_out_rows(g, rows.unsqueeze(0)).isnan().all()
+
+
+def test_strides_gradients_and_other_types_take_the_plain_path():
+    torch.manual_seed(0)
+    rows = torch.linalg.qr(torch.randn(6000, 100)).Q.T  # columns in memory, not rows
+    g = torch.randn(6000)
+    expected = plain(g, rows)
+    assert torch.allclose(sweep.project_out_rows(g[None], rows[None])[0], expected, atol=1e-5)
+    rows = rows.contiguous()
+    every_other = torch.stack([g, g], 1)[:, 0]
+    projected = sweep.project_out_rows(every_other[None], rows[None])[0]
+    assert torch.allclose(projected, expected, atol=1e-5)
+    half = sweep.project_out_rows(g[None], rows.bfloat16()[None])[0]
+    assert torch.allclose(half, plain(g, rows.bfloat16()), atol=1e-4)
+    weights = g.clone().requires_grad_()
+    sweep.project_out_rows(weights[None], rows[None]).square().sum().backward()
+    assert torch.allclose(weights.grad, 2 * expected, atol=1e-4)
