@@ -38,9 +38,13 @@ ALLOWED = {
     "runs": {"config", "data", "errors", "fit", "methods", "models", "trace", "training"},
     "report": {"linalg", "metrics", "tangent", "trace"},
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
+    "paper": {
+        "config", "data", "driver", "errors", "fit", "linalg", "methods", "metrics", "models",
+        "provenance", "runs", "streams", "subspace", "tangent", "theory", "trace", "training",
+    },
     "cli": {
-        "config", "data", "errors", "fit", "methods", "models", "report", "runs", "theory", "trace",
-        "training", "version",
+        "config", "data", "errors", "fit", "methods", "models", "paper", "report", "runs", "theory",
+        "trace", "training", "version",
     },
 }  # fmt: skip
 

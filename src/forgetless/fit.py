@@ -94,7 +94,7 @@ def fit(
     groups = _groups(chosen, training, where, _make_model(model, scenario, chosen[0]))
     try:
         for number, group in enumerate(groups):
-            learner = _learner(scenario, method, model, group, training, heads, where)
+            learner = make_learner(scenario, method, model, group, training, heads, where)
             if number == 0 and trace.path is not None:
                 make_room(trace.path, overwrite=overwrite)
             run = _Run(scenario, learner, training, trace, keep, number, len(groups), observer)
@@ -211,7 +211,7 @@ class _Run:
         self.observer(Progress(self.learner.seeds, t + 1, tasks, epoch, epochs, done, accuracy))
 
 
-def _learner(
+def make_learner(
     scenario: Scenario,
     method: Method[Any],
     model: ModelSource | None,

@@ -1,7 +1,7 @@
 """One architecture, S sets of weights: a network as a function of a flat vector (S, p)."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import final
 
@@ -170,6 +170,12 @@ class Network:
         values |= {n: values[first[p]].clone() for n, p in every if n not in values}
         # Buffers that are not persistent are no part of a state_dict.
         return {n: values[n] for n in self.module.state_dict() if n in values}
+
+    def load_state_dict(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
+        """Take on the weights and buffers of one seed, as `state_dict` gave them."""
+        values = self.values(self.theta)  # views: what is written there is theta's
+        for name in tensors.keys() & values.keys():
+            values[name][seed].copy_(tensors[name])
 
     def check_outputs(self, inputs: Tensor) -> None:
         """Run a few inputs (S, n, *) to see that the model takes them and has enough outputs."""

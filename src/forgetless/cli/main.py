@@ -11,6 +11,7 @@ from rich.table import Table
 
 from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
+from forgetless.cli.paper import paper_app
 from forgetless.cli.progress import RunBar
 from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Show which datasets are on disk, or fetch one.")
 app.add_typer(data_app, name="data")
+app.add_typer(paper_app, name="paper")
 
 Scenario = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="What is learned; `forgetless list` shows all.")

@@ -1,0 +1,31 @@
+"""All artefacts, in the order of the page."""
+
+from forgetless.errors import ConfigError
+from forgetless.paper.artefact import Artefact
+from forgetless.paper.artefacts import (
+    memory_sweep,
+    more_methods,
+    per_task,
+    protocols,
+    strength,
+    table1,
+)
+
+_ALL = (table1, per_task, more_methods, strength, protocols, memory_sweep)
+ARTEFACTS: dict[str, Artefact] = {module.ARTEFACT.name: module.ARTEFACT for module in _ALL}
+
+
+def chosen(names: list[str]) -> list[Artefact]:
+    """The artefacts of those names with what they need before them; "all" means all."""
+    found: dict[str, Artefact] = {}
+
+    def add(name: str) -> None:
+        if name not in ARTEFACTS:
+            raise ConfigError(f"unknown artefact {name!r}; there are all, {', '.join(ARTEFACTS)}")
+        for needed in ARTEFACTS[name].needs:
+            add(needed)
+        found[name] = ARTEFACTS[name]
+
+    for name in ARTEFACTS if "all" in names else names:
+        add(name)
+    return list(found.values())
