@@ -4,6 +4,7 @@ A head per task is a slice of that layer's outputs: a sample of task t only ever
 task t's classes. `HEAD` is the layer's name, the part that belongs to single tasks.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,20 +25,14 @@ class ModelOptions:
     hidden: int = option(100, "Width of the hidden layers (of LeNet: of its linear layer).")
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Two hidden ReLU layers, as the paper uses on MNIST: inputs (n, *) → logits (n, outputs)."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
+        body = nn.Sequential(
             nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
         )
-        self.head = nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, outputs)."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
+        super().__init__(OrderedDict({"body": body, HEAD: nn.Linear(hidden, outputs)}))
 
 
 class LeNet(nn.Module):

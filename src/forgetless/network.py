@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from forgetless.batched import BatchedLinear
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
+from forgetless.perceptron import perceptron_of
 from forgetless.tangent import Batch, TangentFeatures, features_of
 
 Predicate = Callable[[str], bool]
@@ -67,6 +68,7 @@ class Network:
         self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
         # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
         self.batches_linear = device.type == "cuda"
+        self.perceptron = perceptron_of(self.module, self.shapes, self.theta)
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -88,6 +90,8 @@ class Network:
         With `remember`, what the module notes in its buffers on the way (batch-norm statistics) is
         kept.
         """
+        if self.perceptron is not None and not theta.requires_grad:
+            return self.perceptron.logits(theta, inputs)
         values = self.values(theta)
         if self.module.training and not remember:
             values |= {n: v.clone() for n, v in self.fixed.items()}
@@ -106,6 +110,9 @@ class Network:
 
     def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
         """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
+        if self.perceptron is not None and len(samples) <= self.perceptron.most:
+            belongings = samples.labels, samples.tasks, self.active
+            return self.perceptron.gradient(self.theta, samples.inputs, *belongings)
         theta = self.theta.detach().requires_grad_()
         try:
             logits = self.logits(theta, samples.inputs, remember=remember)

@@ -1,8 +1,9 @@
 """Remembered directions as orthonormal rows, one stack per seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Any, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ _EXACT = 1 << 22
 _TINY = 1e-300
 # Norm of the inverse of V Vᵀ over some parameters from which rounding matters.
 _STEEP = 100.0
+_Found = TypeVar("_Found")
 
 
 @final
@@ -100,12 +102,29 @@ class DenseSubspace:
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
         """With the samples' top directions, one operator a seed."""
-        vectors, totals = [], []
-        for phi in map(merged, features):
+
+        def top(one: TangentFeatures) -> tuple[Tensor, float]:
+            phi = merged(one)
             values, weights, total = phi.top_weights(components, centred=centred)
-            vectors.append(phi.combine((values.unsqueeze(1) * weights).to(phi.like)))
-            totals.append(total)
+            return phi.combine((values.unsqueeze(1) * weights).to(phi.like)), total
+
+        vectors, totals = zip(*self._for_each_seed(top, features), strict=True)
         return self._extended(vectors, totals)
+
+    def _for_each_seed(
+        self, function: Callable[..., _Found], *items: Sequence[Any] | Tensor
+    ) -> list[_Found]:
+        """A function of each seed's items. While one seed waits for a GPU, others go on."""
+        if not self.rows.is_cuda:
+            return list(map(function, *items))
+        differentiates = torch.is_grad_enabled()
+
+        def in_thread(*of_seed: Any) -> _Found:
+            with torch.set_grad_enabled(differentiates):
+                return function(*of_seed)
+
+        with ThreadPoolExecutor(len(self.rows)) as pool:
+            return list(pool.map(in_thread, *items))
 
     def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:
         """With the span of more vectors (d, p) for each seed, of features of that total variance.
@@ -113,7 +132,7 @@ class DenseSubspace:
         What is already inside, or depends on the other vectors, adds nothing.
         """
         shares = [_squared(v) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        found = [_taken_apart(v, old) for v, old in zip(vectors, self.rows, strict=True)]
+        found = self._for_each_seed(_taken_apart, vectors, self.rows)
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
