@@ -3,15 +3,40 @@
 from forgetless.errors import ConfigError
 from forgetless.paper.artefact import Artefact
 from forgetless.paper.artefacts import (
+    forgetting_gap,
+    kernel_change,
     memory_sweep,
+    methods_summary,
     more_methods,
+    overlap_later,
+    overlap_next,
     per_task,
     protocols,
+    same_bytes,
     strength,
     table1,
+    theory_checks,
+    toy,
+    variance,
 )
 
-_ALL = (table1, per_task, more_methods, strength, protocols, memory_sweep)
+_ALL = (
+    table1,
+    per_task,
+    more_methods,
+    strength,
+    protocols,
+    memory_sweep,
+    overlap_next,
+    overlap_later,
+    variance,
+    kernel_change,
+    theory_checks,
+    toy,
+    methods_summary,
+    forgetting_gap,
+    same_bytes,
+)
 ARTEFACTS: dict[str, Artefact] = {module.ARTEFACT.name: module.ARTEFACT for module in _ALL}
 
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from forgetless.config import Config
 from forgetless.data import Scenario
 from forgetless.driver import batch_of, choose
+from forgetless.errors import TraceError
 from forgetless.fit import make_learner
 from forgetless.linalg import orthonormalize
 from forgetless.methods import GEMNT, Samples, build_method
 from forgetless.models import build_model
 from forgetless.streams import stream
 from forgetless.subspace import DenseSubspace, FactoredSubspace
-from forgetless.tangent import TangentFeatures
+from forgetless.tangent import TangentFeatures, held
 from forgetless.trace import Trace
 
 
@@ -30,12 +31,12 @@ class Replay:
     Arguments:
         config: the run's settings, perhaps with another method.
         scenario: its tasks.
-        trace: with the weights after each task.
+        trace: with the weights after each task; None for networks that were never trained.
         device: where to work.
     """
 
     def __init__(
-        self, config: Config, scenario: Scenario, trace: Trace, device: torch.device
+        self, config: Config, scenario: Scenario, trace: Trace | None, device: torch.device
     ) -> None:
         self.config = config
         self.scenario = scenario
@@ -60,6 +61,8 @@ class Replay:
 
     def at(self, task: int) -> None:
         """Go to the weights after a task, from 0."""
+        if self.trace is None:
+            raise TraceError("there is no trace to take the weights after a task from")
         for row, seed in enumerate(self.seeds):
             self.learner.network.load_state_dict(row, self.trace.weights(seed, task))
 
@@ -97,5 +100,6 @@ class Replay:
         return batch_of(train, choose(count, len(train), generators).to(theta.device), task)
 
     def features(self, samples: Samples) -> list[TangentFeatures]:
-        """φ of the samples at the present weights, for each seed."""
-        return [self.learner.network.features(samples, row) for row in range(len(self.seeds))]
+        """φ of the samples at the present weights, for each seed, captured once."""
+        network = self.learner.network
+        return [held(network.features(samples, row)) for row in range(len(self.seeds))]

@@ -53,6 +53,7 @@ class Scale:
         strengths: of EWC, from which the corrected protocol chooses.
         search_seeds: seeds of that search.
         validation: images of a class that it measures on.
+        toy: samples of a task and parameters of the worst-case toy.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Scale:
     strengths: tuple[float, ...]
     search_seeds: str
     validation: int
+    toy: tuple[tuple[int, int], ...]
 
     def config(
         self, benchmark: str, method: str, protocol: Protocol = "released", **settings: Any
@@ -115,6 +117,7 @@ FULL = Scale(
     strengths=(10.0, 30.0, 100.0, 300.0),
     search_seeds="2",
     validation=100,
+    toy=((50, 100), (100, 1000), (150, 1000), (500, 500)),
 )
 
 _SMALL = {"train_per_class": 30, "epochs": 2, "samples": 120}
@@ -157,6 +160,7 @@ SMALL = Scale(
     strengths=(10.0, 100.0),
     search_seeds="1",
     validation=5,
+    toy=((50, 100), (50, 500)),
 )
 
 SCALES = {scale.name: scale for scale in (FULL, SMALL)}

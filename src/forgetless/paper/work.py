@@ -146,6 +146,10 @@ class Workshop:
             self._scenarios = {options: known}  # the latest: images take room
         return known[1]
 
+    def untrained(self, config: Config) -> Replay:
+        """Networks as they are before training, and a method that can remember tasks there."""
+        return Replay(config, self.scenario(config), None, self.device)
+
     def replay(self, run: Run, method: str | None = None, **settings: Any) -> Replay:
         """The networks of a run as they were after each task, and what a method made of them.
 
