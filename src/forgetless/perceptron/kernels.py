@@ -179,8 +179,8 @@ def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> Tensor:
 
 
 def _rounded(size: int) -> int:
-    """The next size that a product can have."""
-    return max(16, triton.next_power_of_2(size))
+    """A size that a product can have, of which there are few: each is compiled by itself."""
+    return max(32, triton.next_power_of_2(size))
 
 
 def loss(

@@ -1,9 +1,8 @@
 """Remembered directions as orthonormal rows, one stack per seed."""
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar, final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ _EXACT = 1 << 22
 _TINY = 1e-300
 # Norm of the inverse of V Vᵀ over some parameters from which rounding matters.
 _STEEP = 100.0
-_Found = TypeVar("_Found")
 
 
 @final
@@ -108,23 +106,8 @@ class DenseSubspace:
             values, weights, total = phi.top_weights(components, centred=centred)
             return phi.combine((values.unsqueeze(1) * weights).to(phi.like)), total
 
-        vectors, totals = zip(*self._for_each_seed(top, features), strict=True)
+        vectors, totals = zip(*map(top, features), strict=True)
         return self._extended(vectors, totals)
-
-    def _for_each_seed(
-        self, function: Callable[..., _Found], *items: Sequence[Any] | Tensor
-    ) -> list[_Found]:
-        """A function of each seed's items. While one seed waits for a GPU, others go on."""
-        if not self.rows.is_cuda:
-            return list(map(function, *items))
-        differentiates = torch.is_grad_enabled()
-
-        def in_thread(*of_seed: Any) -> _Found:
-            with torch.set_grad_enabled(differentiates):
-                return function(*of_seed)
-
-        with ThreadPoolExecutor(len(self.rows)) as pool:
-            return list(pool.map(in_thread, *items))
 
     def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:
         """With the span of more vectors (d, p) for each seed, of features of that total variance.
@@ -132,7 +115,7 @@ class DenseSubspace:
         What is already inside, or depends on the other vectors, adds nothing.
         """
         shares = [_squared(v) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        found = self._for_each_seed(_taken_apart, vectors, self.rows)
+        found = [_taken_apart(v, old) for v, old in zip(vectors, self.rows, strict=True)]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
