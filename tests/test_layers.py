@@ -21,7 +21,8 @@ ALLOWED = {
     "data": {"errors", "options", "streams"},
     "models": {"errors", "options"},
     "metrics": {"errors"},
-    "trace": {"errors", "metrics"},
+    "notebook": set(),
+    "trace": {"errors", "metrics", "notebook"},
     "batched": set(),
     "perceptron": set(),
     "network": {"batched", "errors", "methods", "perceptron", "tangent"},
@@ -37,6 +38,12 @@ ALLOWED = {
     "integrations": {"errors", "guard", "methods", "subspace"},
     "config": {"data", "errors", "methods", "models", "options", "training"},
     "runs": {"config", "data", "errors", "fit", "methods", "models", "trace", "training"},
+    "rebuild": {"config", "data", "errors", "models", "trace"},
+    "comparison": {"errors", "metrics", "notebook", "trace"},
+    "analysis": {"data", "errors", "models", "rebuild", "tangent", "theory", "trace"},
+    "page": {"analysis", "comparison", "config", "errors", "metrics", "trace"},
+    "plots": {"analysis", "comparison", "errors", "metrics", "trace"},
+    "loggers": {"errors", "metrics", "training"},
     "report": {"linalg", "metrics", "tangent", "trace"},
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "paper": {
@@ -44,8 +51,9 @@ ALLOWED = {
         "provenance", "runs", "streams", "subspace", "tangent", "theory", "trace", "training",
     },
     "cli": {
-        "config", "data", "errors", "fit", "methods", "models", "paper", "report", "runs", "theory",
-        "trace", "training", "version",
+        "analysis", "comparison", "config", "data", "errors", "fit", "loggers", "methods", "models",
+        "page", "paper", "plots", "rebuild", "report", "runs", "theory", "trace", "training",
+        "version",
     },
 }  # fmt: skip
 

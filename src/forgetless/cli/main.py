@@ -1,4 +1,4 @@
-"""The commands: run, compare, list, data; forecast has a file of its own."""
+"""The commands: run, compare, list, data; forecast and report have files of their own."""
 
 import json
 import sys
@@ -13,6 +13,7 @@ from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
 from forgetless.cli.paper import paper_app
 from forgetless.cli.progress import RunBar
+from forgetless.cli.report import PAGE, make_report, report_command, say_page
 from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
@@ -57,6 +58,14 @@ Kept = Annotated[
         help="What the trace keeps: weights and the method's memory, weights only, or neither.",
     ),
 ]
+Analyse = Annotated[
+    bool | None,
+    typer.Option(
+        "--analyse/--no-analyse",
+        help="Find out why, for the report. [default: on digits, where it takes seconds]",
+        show_default=False,
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")
 ]
@@ -92,6 +101,7 @@ def run_command(
     with output_folder(out, f"{scenario}-{method}", overwrite=overwrite) as folder:
         trace = _train(config, data, folder, overwrite, keep)
         picture = _save_picture([trace], folder)
+        make_report([trace], folder / PAGE)
     if as_json:
         typer.echo(json.dumps(trace.summary(), allow_nan=False))
         return
@@ -99,6 +109,7 @@ def run_command(
     console.print(task_table(trace))
     console.print(comparison_table([trace]))
     _say_where(folder, picture)
+    say_page(folder / PAGE)
 
 
 @app.command("compare")
@@ -112,6 +123,7 @@ def compare_command(
     out: Out = None,
     overwrite: Overwrite = False,
     keep: Kept = "all",
+    analyse: Analyse = None,
     as_json: Json = False,
     *,
     settings: dict[str, Any],
@@ -131,6 +143,7 @@ def compare_command(
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 picture = _save_picture(traces, folder)
+                make_report(traces, folder / PAGE)
                 text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
                 write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
                 if not as_json:
@@ -138,7 +151,10 @@ def compare_command(
     if as_json:
         typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
         return
+    wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
+    sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
     _say_where(folder, picture)
+    say_page(folder / PAGE, sentences)
 
 
 @app.command("list")
@@ -157,6 +173,7 @@ def list_command() -> None:
 
 
 app.command("forecast")(forecast_command)
+app.command("report")(report_command)
 
 
 @data_app.callback(invoke_without_command=True)
