@@ -97,7 +97,8 @@ def fit(
             learner = make_learner(scenario, method, model, group, training, heads, where)
             if number == 0 and trace.path is not None:
                 make_room(trace.path, overwrite=overwrite)
-            run = _Run(scenario, learner, training, trace, keep, number, len(groups), observer)
+            place = number, len(groups), observer or (lambda progress: None)
+            run = _Run(scenario, learner, training, trace, keep, *place)
             with global_stream(group[0], "training"):
                 run.learn_all()
         trace.status = "complete"
@@ -133,7 +134,7 @@ class _Run:
     keep: Keep
     group: int
     groups: int
-    observer: Observer | None
+    observer: Observer
 
     def learn_all(self) -> None:
         network = self.learner.network
@@ -204,11 +205,10 @@ class _Run:
         return float(self.trace.accuracy[self._rows(), t, : t + 1].mean()) if t >= 0 else None
 
     def _report(self, t: int, epoch: int, accuracy: float | None) -> None:
-        if self.observer is None:
-            return
         epochs, tasks = self.training.epochs, self.scenario.n_tasks
         done = (self.group + (t + epoch / epochs) / tasks) / self.groups
-        self.observer(Progress(self.learner.seeds, t + 1, tasks, epoch, epochs, done, accuracy))
+        place = self.learner.seeds, t + 1, tasks, epoch, epochs, done, accuracy
+        self.observer(Progress(*place, self.trace.accuracy[self._rows(), t].tolist()))
 
 
 def make_learner(

@@ -20,7 +20,8 @@ from forgetless.data.sources import fetch, status
 from forgetless.errors import ForgetlessError, TrainingError, require
 from forgetless.methods import METHODS, build_method
 from forgetless.models import MODELS
-from forgetless.report import comparison_table, plot_accuracy, task_table
+from forgetless.plots import accuracy_matrices, save
+from forgetless.report import comparison_table, task_table
 from forgetless.runs import COMPARISON, output_folder, run
 from forgetless.trace import Trace, write_atomically
 from forgetless.version import __version__
@@ -214,10 +215,7 @@ def _train(config: Config, data: Path | None, folder: Path, overwrite: bool, kee
 
 
 def _save_picture(traces: list[Trace], folder: Path) -> Path:
-    picture = folder / "accuracy.png"
-    figure = plot_accuracy(traces)
-    write_atomically(picture, lambda file: figure.savefig(file, format="png", dpi=150))
-    return picture
+    return save(accuracy_matrices(traces), folder / "accuracy.png")
 
 
 _INTERRUPTED = 130
