@@ -26,9 +26,10 @@ ALLOWED = {
     "batched": set(),
     "perceptron": set(),
     "network": {"batched", "errors", "methods", "perceptron", "tangent"},
+    "frozen": {"data", "network"},
     "driver": {"data", "methods", "network", "tangent"},
     "graphs": {"driver", "methods"},
-    "learner": {"data", "driver", "errors", "graphs", "methods", "network", "streams", "subspace"},
+    "learner": {"data", "driver", "errors", "frozen", "graphs", "methods", "network", "streams", "subspace"},
     "training": {"errors", "options"},
     "fit": {
         "data", "errors", "learner", "methods", "models", "network", "provenance", "streams",

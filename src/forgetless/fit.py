@@ -146,8 +146,10 @@ class _Run:
             with self._timed("training"):
                 for epoch in self.learner.train(train, t, self.training.epochs):
                     self._report(t, epoch, self._mean_accuracy(t - 1))
-            with self._timed("consolidation"):
-                self.learner.consolidate(train, t)
+            # What would be remembered of the last task is of use only to those who read it.
+            if t + 1 < self.scenario.n_tasks or self.keep == "all":
+                with self._timed("consolidation"):
+                    self.learner.consolidate(train, t)
             with self._timed("evaluation"):
                 self._evaluate(t, tests)
             self._record(t, task.name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from forgetless.errors import ConfigError, require
 from forgetless.options import option
@@ -35,23 +35,18 @@ class MLP(nn.Sequential):
         super().__init__(OrderedDict({"body": body, HEAD: nn.Linear(hidden, outputs)}))
 
 
-class LeNet(nn.Module):
+class LeNet(nn.Sequential):
     """Two convolutions with batch norm, one linear layer: images (n, c, h, w) → (n, outputs)."""
 
     def __init__(self, shape: Sequence[int], hidden: int, outputs: int) -> None:
-        super().__init__()
         channels, height, width = shape
-        self.convolutions = nn.Sequential(
+        convolutions = nn.Sequential(
             *_convolution(channels, 20), *_convolution(20, 50), nn.Flatten()
         )
         flat = 50 * (height // 4) * (width // 4)
-        self.body = nn.Sequential(nn.Linear(flat, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
-        self.head = nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, outputs)."""
-        logits: Tensor = self.head(self.body(self.convolutions(x)))
-        return logits
+        body = nn.Sequential(nn.Linear(flat, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
+        head = nn.Linear(hidden, outputs)
+        super().__init__(OrderedDict({"convolutions": convolutions, "body": body, HEAD: head}))
 
 
 def _convolution(channels: int, filters: int) -> list[nn.Module]:

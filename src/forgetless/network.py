@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from forgetless.batched import BatchedLinear
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
-from forgetless.perceptron import perceptron_of
+from forgetless.perceptron import Perceptron, perceptron_of
 from forgetless.tangent import Batch, TangentFeatures, features_of
 
 Predicate = Callable[[str], bool]
@@ -68,7 +68,7 @@ class Network:
         self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
         # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
         self.batches_linear = device.type == "cuda"
-        self.perceptron = perceptron_of(self.module, self.shapes, self.theta)
+        self.perceptron = self.perceptron_in(self.module)
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -76,6 +76,10 @@ class Network:
     def seeds(self) -> int:
         """S."""
         return self.theta.shape[0]
+
+    def perceptron_in(self, module: nn.Module) -> Perceptron | None:
+        """The module, or None if it is not a perceptron of all that is trained."""
+        return perceptron_of(module, self.shapes, self.theta)
 
     def values(self, theta: Tensor) -> dict[str, Tensor]:
         """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed."""

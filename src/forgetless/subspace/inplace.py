@@ -77,7 +77,7 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     """L (d, r) with G ≈ L Lᵀ, and the r rows of G that depend on none before them."""
     size = len(gram)
     whole, failed = torch.linalg.cholesky_ex(gram)
-    if not int(failed) and float(whole.diagonal().min()) > _DEPENDENT:
+    if not int(failed) and bool((whole.diagonal() > _DEPENDENT).all()):
         return whole, torch.arange(size, device=gram.device)
     columns: list[Tensor] = []
     kept = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 _ALIGNMENT = 128  # bytes: a line of a GPU's cache. Rows across its borders cost a third more time
 _WARPS = 4  # in each of the kernel's three groups
-_PIECES = (16 * 32 * _WARPS, 8 * 32 * _WARPS)  # bytes of one row, 16 or 8 in each thread
+_PIECES = (16 * 32 * _WARPS,)  # bytes of one row, 16 in each thread
 _BYTES_OF_A_BLOCK = 20 << 10  # at most, where a row has no more: many small ones hide latency best
 _FEWEST_STAGES = 3
 _SPARE_BYTES = 2048  # of shared memory, for all that is not rows
