@@ -12,7 +12,7 @@ from rich.table import Table
 from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
 from forgetless.cli.paper import paper_app
-from forgetless.cli.progress import RunBar
+from forgetless.cli.progress import LOGGERS, logger_names, watched
 from forgetless.cli.report import PAGE, make_report, report_command, say_page
 from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS
@@ -67,6 +67,14 @@ Analyse = Annotated[
         show_default=False,
     ),
 ]
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        metavar="NAMES",
+        help=f"Log accuracies as well to {', '.join(LOGGERS)} (comma-separated).",
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")
 ]
@@ -92,15 +100,16 @@ def run_command(
     out: Out = None,
     overwrite: Overwrite = False,
     keep: Kept = "all",
+    log: Log = "",
     as_json: Json = False,
     *,
     settings: dict[str, Any],
 ) -> None:
     """Learn the tasks of SCENARIO with one method and show what was forgotten."""
     config = resolve(scenario, method, **settings)
-    _check(config, keep)
+    _check(config, keep, log)
     with output_folder(out, f"{scenario}-{method}", overwrite=overwrite) as folder:
-        trace = _train(config, data, folder, overwrite, keep)
+        trace = _train(config, data, folder, overwrite, keep, log)
         picture = _save_picture([trace], folder)
         make_report([trace], folder / PAGE)
     if as_json:
@@ -125,6 +134,7 @@ def compare_command(
     overwrite: Overwrite = False,
     keep: Kept = "all",
     analyse: Analyse = None,
+    log: Log = "",
     as_json: Json = False,
     *,
     settings: dict[str, Any],
@@ -135,12 +145,13 @@ def compare_command(
     require(distinct, "--methods", methods, "one or more different methods, comma-separated")
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
-        _check(config, keep)
+        _check(config, keep, log)
     traces: list[Trace] = []
     with output_folder(out, f"{scenario}-compare", overwrite=overwrite) as folder:
         try:
             for config in configs:
-                traces.append(_train(config, data, folder / config.method, overwrite, keep))
+                place = folder / config.method
+                traces.append(_train(config, data, place, overwrite, keep, log))
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 picture = _save_picture(traces, folder)
@@ -202,16 +213,19 @@ def fetch_command(
     typer.echo(f"{name} is in {where}")
 
 
-def _check(config: Config, keep: str) -> None:
+def _check(config: Config, keep: str, log: str) -> None:
     """Find what is wrong with the settings before anything is loaded, made or written."""
     require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
+    logger_names(log)
     config.seed_list()
     build_method(config.method, config)
 
 
-def _train(config: Config, data: Path | None, folder: Path, overwrite: bool, keep: Any) -> Trace:
-    with RunBar(f"{config.scenario} {config.method}") as bar:
-        return run(config, data=data, out=folder, overwrite=overwrite, keep=keep, observer=bar)
+def _train(
+    config: Config, data: Path | None, folder: Path, overwrite: bool, keep: Any, log: str
+) -> Trace:
+    with watched(f"{config.scenario} {config.method}", log, folder, config.as_dict()) as observer:
+        return run(config, data=data, out=folder, overwrite=overwrite, keep=keep, observer=observer)
 
 
 def _save_picture(traces: list[Trace], folder: Path) -> Path:

@@ -21,6 +21,14 @@ class Measurements:
     def __init__(self) -> None:
         self._accuracy: dict[int, NDArray[np.float64]] = {}
 
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """The accuracy after each task on each task, mean over the seeds that have it, (T, T)."""
+        known = np.stack(list(self._accuracy.values()))
+        counts = np.isfinite(known).sum(axis=0)
+        sums = np.nansum(known, axis=0)
+        return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+
     def new(self, progress: Progress) -> Iterator[tuple[int, int, dict[str, float]]]:
         """For each seed that was evaluated: seed, number of the task (from 1), named numbers."""
         t, tasks = progress.task - 1, progress.tasks
