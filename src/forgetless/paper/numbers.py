@@ -8,6 +8,13 @@ import numpy as np
 from forgetless import metrics
 from forgetless.trace import Trace
 
+DIVERGED = "diverged"  # noted in the trace of a run that broke down
+
+
+def diverged(trace: Trace) -> bool:
+    """Whether training broke down, as it would again."""
+    return bool(trace.config.get(DIVERGED))
+
 
 def accuracies(trace: Trace) -> dict[str, Any]:
     """What the tables need of a run's accuracy matrix, seed by seed.
@@ -16,8 +23,8 @@ def accuracies(trace: Trace) -> dict[str, Any]:
     right after learning it, and the best from then on.
     """
     a = trace.accuracy
-    if trace.status == "failed":
-        return {"diverged": True}
+    if diverged(trace):
+        return {DIVERGED: True}
     tasks = a.shape[-1]
     return {
         "average": metrics.average_accuracy(a),
@@ -53,4 +60,5 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table in Markdown; all columns but the first are numbers."""
     marks = ["---", *["--:"] * (len(headings) - 1)]
     lines = [headings, marks, *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines] + [""]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return ["| " + " | ".join(line) + " |" for line in cells] + [""]

@@ -8,6 +8,7 @@ from typing import Any, final
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito), one for each method.
 COLOURS = {
@@ -29,6 +30,12 @@ LABELS = {
     "joint": "joint",
     "ogd": "OGD",
     "pca-ogd": "PCA-OGD",
+}
+NAMES = {
+    "permuted": "Permuted",
+    "rotated": "Rotated",
+    "split": "Split MNIST",
+    "cifar": "Split CIFAR",
 }
 _STYLE: Any = {
     "svg.hashsalt": "forgetless",
@@ -82,5 +89,6 @@ def panels(
     figure = Figure(figsize=(width * len(titles) + 0.4, height), layout="constrained")
     axes = figure.subplots(1, len(titles), squeeze=False)[0]
     for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title, fontsize=10)
+        panel.set_title(NAMES.get(title, title), fontsize=10)
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return figure, list(axes)

@@ -21,23 +21,24 @@ from forgetless.paper.artefacts import (
 )
 
 _ALL = (
-    table1,
-    per_task,
-    more_methods,
-    strength,
-    protocols,
-    memory_sweep,
-    overlap_next,
-    overlap_later,
-    variance,
-    kernel_change,
-    theory_checks,
-    toy,
-    methods_summary,
-    forgetting_gap,
-    same_bytes,
+    table1.ARTEFACT,
+    per_task.ARTEFACT,
+    forgetting_gap.ARTEFACT,
+    strength.ARTEFACT,
+    protocols.ARTEFACT,
+    more_methods.ARTEFACT,
+    more_methods.GEM,
+    memory_sweep.ARTEFACT,
+    overlap_next.ARTEFACT,
+    overlap_later.ARTEFACT,
+    variance.ARTEFACT,
+    kernel_change.ARTEFACT,
+    theory_checks.ARTEFACT,
+    toy.ARTEFACT,
+    methods_summary.ARTEFACT,
+    same_bytes.ARTEFACT,
 )
-ARTEFACTS: dict[str, Artefact] = {module.ARTEFACT.name: module.ARTEFACT for module in _ALL}
+ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
 
 
 def chosen(names: list[str]) -> list[Artefact]:

@@ -126,41 +126,41 @@ FULL = Scale(
     toy=((50, 100), (100, 1000), (150, 1000), (500, 500)),
 )
 
-_DIGITS = {"train_per_class": 60, "epochs": 3, "samples": 300, "tasks": 4, "hidden": 32}
+_DIGITS = {"train_per_class": 50, "epochs": 3, "samples": 200, "tasks": 3, "hidden": 24}
 
 SMALL = Scale(
     name="small",
     seeds="2",
     benchmarks={
         "permuted": Benchmark(
-            "Permuted digits", "permuted-digits", _DIGITS, sizes=(20, 60), variance_samples=300
+            "Permuted digits", "permuted-digits", _DIGITS, sizes=(20, 50), variance_samples=200
         ),
         "rotated": Benchmark(
             "Rotated digits",
             "rotated-digits",
             {**_DIGITS, "step_degrees": 25.0},
-            sizes=(20, 60),
-            variance_samples=300,
+            sizes=(20, 50),
+            variance_samples=200,
         ),
-        "split": Benchmark("Split digits", "split-digits", {**_DIGITS, "samples": 120}),
+        "split": Benchmark("Split digits", "split-digits", {**_DIGITS, "samples": 100}),
         "cifar": Benchmark(
             "Split digits, LeNet",
             "split-digits",
-            {**_DIGITS, "samples": 120, "tasks": 3, "model": "lenet", "lr": 0.02},
+            {**_DIGITS, "samples": 100, "model": "lenet", "lr": 0.02},
             network={"freeze": "convolutions", "eval_mode_after": 8},
-            sizes=(20, 60),
-            variance_samples=120,
+            sizes=(20, 50),
+            variance_samples=100,
         ),
     },
     memory=16,
     memories=(4, 8, 16, 32),
-    overlap_samples=40,
+    overlap_samples=30,
     variance_counts=(2, 5, 10, 20, 50, 100),
     few=3,
     strengths=(10.0, 100.0),
     search_seeds="1",
     validation=10,
-    toy=((50, 100), (50, 500)),
+    toy=((40, 80), (40, 200)),
 )
 
 SCALES = {scale.name: scale for scale in (FULL, SMALL)}

@@ -14,6 +14,7 @@ from forgetless.fit import resolve_device
 from forgetless.methods import build_method
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.models import ModelOptions
+from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.replay import Replay
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
@@ -105,8 +106,8 @@ class Workshop:
             trace = load_trace(folder)
         except TraceError:
             return False
-        if trace.status == "failed":
-            return True  # it diverged, and would again
+        if diverged(trace):
+            return True  # and would again
         last = len(trace.tasks)
         kept = [folder / f"seed-{s}" / f"task-{last:02d}.safetensors" for s in trace.seeds]
         return trace.status == "complete" and (
@@ -128,6 +129,9 @@ class Workshop:
         except TrainingError:
             if not is_trace(self.runs / run.key):
                 raise
+            trace = load_trace(self.runs / run.key)
+            trace.config[DIVERGED] = True
+            trace.save_record()
 
     def trace(self, run: Run) -> Trace:
         """The trace of a run that has been trained."""

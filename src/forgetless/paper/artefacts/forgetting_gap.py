@@ -9,7 +9,7 @@ from forgetless import metrics
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import mean, table
-from forgetless.paper.pictures import LABELS, Pictures
+from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.printed_tasks import FINAL
 from forgetless.paper.scale import METHODS
@@ -75,7 +75,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """Printed, measured, with noise, and what the printed numbers imply."""
     rows = [
         [
-            f"{benchmark}, {LABELS[method]}",
+            f"{NAMES[benchmark]}, {LABELS[method]}",
             f"{TABLE1[benchmark][method].forgetting:.2f}",
             f"{mean(of['forgetting']):.2f}",
             f"{of['noisy']:.2f}",

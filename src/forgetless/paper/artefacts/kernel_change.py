@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import mean, table
-from forgetless.paper.pictures import Pictures, panels
+from forgetless.paper.pictures import NAMES, Pictures, panels
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
@@ -79,7 +79,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
             picked = [curve[0], curve[len(curve) // 2], curve[-1]]
             last = mean(np.transpose(of["in task"])[-1])
             cells = [f"{mean(c):.2f}" for c in picked]
-            rows.append([f"{benchmark}, {size} a class", *cells, f"{last:.3f}"])
+            rows.append([f"{NAMES[benchmark]}, {size} a class", *cells, f"{last:.3f}"])
     headings = [
         "‖K − K₀‖ / ‖K₀‖",
         "after task 1",

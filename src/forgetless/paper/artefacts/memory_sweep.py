@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, mean, shown, std, table
-from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
@@ -47,12 +47,15 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """A_T for every memory, and the figure."""
     memories = list(data[BENCHMARKS[0]]["ogd"])
     rows = [
-        [f"{b}, {LABELS[m]}", *(shown(of["average"]) for of in sizes.values())]
+        [f"{NAMES[b]}, {LABELS[m]}", *(shown(of["average"]) for of in sizes.values())]
         for b, methods in data.items()
         for m, sizes in methods.items()
     ]
     first = [
-        [f"{b}, {LABELS[m]}", *(shown(np.transpose(of["final"])[0]) for of in sizes.values())]
+        [
+            f"{NAMES[b]}, {LABELS[m]}",
+            *(shown(np.transpose(of["final"])[0]) for of in sizes.values()),
+        ]
         for b, methods in data.items()
         for m, sizes in methods.items()
     ]
@@ -83,7 +86,7 @@ def _figure(data: Data) -> Figure:
         panel.set_xticks(memories, [str(d) for d in memories])
         panel.set_xlabel("memory per task")
     axes[0].set_ylabel("$A_T$, %")
-    axes[0].legend(loc="lower right")
+    axes[0].legend(loc="best")
     return figure
 
 

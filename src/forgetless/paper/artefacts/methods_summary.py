@@ -5,7 +5,7 @@ from typing import Any
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import table
-from forgetless.paper.pictures import LABELS, Pictures
+from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
@@ -87,7 +87,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         rows.append([name, *_WORDS[method], *cells])
     time = [
         [
-            benchmark,
+            NAMES[benchmark],
             *(
                 f"{of[m]['consolidation']:.1f} of {sum(of[m].values()):.0f} s"
                 for m in ("ogd", "pca-ogd")
@@ -96,7 +96,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         ]
         for benchmark, of in data["seconds"].items()
     ]
-    headings = ["", "kept", "gradients recomputed", *(f"{b}, one seed" for b in BENCHMARKS)]
+    headings = ["", "kept", "gradients recomputed", *(f"{NAMES[b]}, one seed" for b in BENCHMARKS)]
     return [
         *table(headings, rows),
         f"Measured with {data['memory']} samples or directions of each task, while the last task "

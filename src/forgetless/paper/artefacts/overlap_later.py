@@ -9,7 +9,7 @@ from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import more_methods, table1
 from forgetless.paper.artefacts.memory_sweep import sweep_run
 from forgetless.paper.numbers import mean, shown, std, table
-from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
@@ -90,7 +90,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
             ]
             for variant, of in variants_.items()
         ]
-        headings = [benchmark, *(f"O(1→{t})" for t in tasks), "drop on task 1, points"]
+        headings = [NAMES[benchmark], *(f"O(1→{t})" for t in tasks), "drop on task 1, points"]
         lines += table(headings, rows)
     return [
         "Largest singular value of O(1→k), at the weights with which task k starts and with what "
@@ -112,7 +112,9 @@ def _label(variant: str) -> str:
 
 
 def _figure(data: Data) -> Figure:
-    figure, axes = panels([f"{DROP}: drop", *(f"{b}: evolution" for b in data)], width=2.5)
+    figure, axes = panels(
+        [f"{NAMES[DROP]}: drop", *(f"{NAMES[b]}: evolution" for b in data)], width=2.5
+    )
     for variant, of in data[DROP].items():
         method, memory = variant.split()
         last = list(of["later"].values())[-1]["largest"]
@@ -121,8 +123,13 @@ def _figure(data: Data) -> Figure:
             color=COLOURS[method],
         )  # fmt: skip
         words = LABELS[method] if method in ("sgd", "gem-nt") else memory
+        below = method == "sgd"  # where GEM-NT's point is close by
         axes[0].annotate(
-            words, (mean(last), mean(of["drop"])), (4, 3), textcoords="offset points", fontsize=7
+            words,
+            (mean(last), mean(of["drop"])),
+            (-18, -10) if below else (4, 3),
+            textcoords="offset points",
+            fontsize=7,
         )
     axes[0].set_xlabel("largest singular value")
     axes[0].set_ylabel("drop on task 1, points")

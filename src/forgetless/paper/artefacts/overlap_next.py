@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.numbers import mean, table
-from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
@@ -47,7 +47,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """The largest and the mean singular value, and the spectra."""
     columns = list(data[BENCHMARKS[0]])
     rows = [
-        [f"{b}, {what}", *(f"{mean(of[c][what]):.3f}" for c in columns)]
+        [f"{NAMES[b]}, {what}", *(f"{mean(of[c][what]):.3f}" for c in columns)]
         for b, of in data.items()
         for what in ("largest", "mean")
     ]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import allowance, mean, std, table
-from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.printed_tasks import FINAL
 from forgetless.paper.scale import METHODS
 from forgetless.paper.work import Workshop
@@ -46,7 +46,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """How many cells agree, and all of them as a figure."""
     counts = agreeing(data)
     rows = [
-        [benchmark, f"{good} of {of}", f"{100 * good / of:.0f} %"]
+        [NAMES[benchmark], f"{good} of {of}", f"{100 * good / of:.0f} %"]
         for benchmark, (good, of) in counts.items()
     ]
     good, of = (sum(pair[i] for pair in counts.values()) for i in (0, 1))

@@ -5,7 +5,7 @@ from typing import Any
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import strength, table1
 from forgetless.paper.numbers import accuracies, shown, table
-from forgetless.paper.pictures import LABELS, Pictures
+from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.scale import METHODS, Protocol, Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
@@ -63,7 +63,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     for benchmark, protocols in data.items():
         for protocol, methods in protocols.items():
             cells = [_cell(methods.get(method)) for method in METHODS]
-            rows.append([f"{benchmark}, {protocol}", *cells])
+            rows.append([f"{NAMES[benchmark]}, {protocol}", *cells])
     return [
         *table(["A_T / F_T", *(LABELS[m] for m in METHODS)], rows),
         "*released*: the paper's code as it ran. *corrected*: A-GEM's remembered samples each go "

@@ -6,7 +6,7 @@ from typing import Any
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import more_methods, table1
 from forgetless.paper.numbers import accuracies, mean, shown, table
-from forgetless.paper.pictures import LABELS, Pictures
+from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
@@ -122,7 +122,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         f"PCA-OGD keeps {data['budget'] / 1e6:.0f} MB for one seed while the last task is learned. "
         "That is more than all images of all tasks take. In as many bytes:",
         "",
-        *table([f"{BENCHMARK}, kept of each task", "bytes", "A_T", "F_T"], rows),
+        *table([f"{NAMES[BENCHMARK]}, kept of each task", "bytes", "A_T", "F_T"], rows),
         f"Best under {LIMIT / 1e6:.0f} MB: **{name}, A_T {value:.1f}**. Best of those that keep no "
         f"image: {directions}, {least:.1f}. A-GEM and joint training with more images cost no more "
         f"time; {LABELS['gem-nt']} looks at all its samples in every step and stays as it is.",

@@ -4,7 +4,7 @@ from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, mean, table
-from forgetless.paper.pictures import Pictures
+from forgetless.paper.pictures import NAMES, Pictures
 from forgetless.paper.scale import Protocol, Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
@@ -58,7 +58,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     strengths = list(next(iter(data.values()))["tried"])
     rows = [
         [
-            variant,
+            _named(variant),
             *(f"{mean(a):.1f}" if a else "diverged" for a in of["tried"].values()),
             f"{of['chosen']:g}" if of["chosen"] else "none",
         ]
@@ -70,6 +70,11 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         "its sum by 1,024, so its strength 10 is 98 on a task of 10,000 samples.",
         "",
     ]
+
+
+def _named(variant: str) -> str:
+    benchmark, protocol = variant.split()
+    return f"{NAMES[benchmark]}, {protocol}"
 
 
 ARTEFACT = Artefact(

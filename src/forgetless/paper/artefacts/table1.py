@@ -4,7 +4,7 @@ from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, allowance, mean, shown, std, table
-from forgetless.paper.pictures import LABELS, Pictures
+from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1, Cell
 from forgetless.paper.scale import METHODS, Scale
 from forgetless.paper.store import Results
@@ -50,7 +50,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
             agrees, difference, allowed = agreement(cell, of)
             rows.append(
                 [
-                    f"{benchmark}, {LABELS[method]}",
+                    f"{NAMES[benchmark]}, {LABELS[method]}",
                     f"{cell.accuracy:.1f} ± {cell.accuracy_std:.1f}",
                     shown(of["average"]),
                     f"{difference:+.1f} ({allowed:.1f})",

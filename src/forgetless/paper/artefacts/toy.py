@@ -110,7 +110,8 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     ]  # fmt: skip
     return [
         f"{TASKS} tasks, x ~ N(0, I), a target of its own for each task, {MEMORY} samples or "
-        "directions kept of each; ridge regression. The paper states neither n nor p. Rise "
+        "directions kept of each; ridge regression. The paper states neither n nor p, only that 25 "
+        "components explain 26 %. Rise "
         f"of the squared error on the first {LOOKED_AT} tasks, in units of the targets' variance:",
         "",
         *table(headings, rows),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.numbers import mean, table
-from forgetless.paper.pictures import Pictures, panels
+from forgetless.paper.pictures import NAMES, Pictures, panels
 from forgetless.paper.printed import VARIANCE
 from forgetless.paper.replay import Replay
 from forgetless.paper.scale import Scale
@@ -85,7 +85,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     counts = [str(count) for count in data["counts"]]
     rows = []
     for benchmark, moments in benchmarks(data).items():
-        rows.append([f"**{benchmark}, paper**", *(f"{v:.1f}" for v in VARIANCE[benchmark])])
+        rows.append([f"**{NAMES[benchmark]}, paper**", *(f"{v:.1f}" for v in VARIANCE[benchmark])])
         for name, of in moments.items():
             mark = " ←" if name == CONVENTION[benchmark] else ""
             rows.append([name + mark, *(f"{v:.1f}" for v in np.mean(of["percent"], 0))])
