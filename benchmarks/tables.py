@@ -18,8 +18,8 @@ INTRODUCTION = """\
 
 Measured by `make bench` (two cores) and `make bench-gpu` (one H200); the JSON beside this page has
 every repeat. References and floors are measured in the same run as what they are compared with. A
-floor is the bytes that must be read over the measured bandwidth, or the operations over the measured
-rate. Times are medians, with the smallest and the largest in brackets.
+floor is the bytes that must be read over the measured bandwidth, or the operations over the
+measured rate. Times are medians, with the smallest and the largest in brackets.
 """
 
 
@@ -59,8 +59,8 @@ def runs(gpu: dict[str, Any]) -> str:
     headings = ["five seeds, protocol released", "seconds", "training", "consolidation"]
     words = (
         f"\n{gpu['versions']['device']}, torch {gpu['versions']['torch']}. From the configuration "
-        "to the trace, data loading included. The first run on a machine compiles kernels, about six "
-        "seconds, which are kept on its disk.\n"
+        "to the trace, data loading included. The first run on a machine compiles kernels, about "
+        "six seconds, which are kept on its disk.\n"
     )
     return table([*headings, "evaluation", "A_T"], rows) + words
 
