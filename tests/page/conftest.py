@@ -5,12 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forgetless import OGD, SGD, Training, fit
 from forgetless.analysis import analysed
 from forgetless.comparison import compare, find_traces
 from forgetless.config import resolve
 from forgetless.page import write_page
 from forgetless.runs import run
 from forgetless.trace import Trace, load_trace
+from tests.conftest import blobs
 
 TABLE1 = Path(__file__).parents[2] / "results" / "table1"
 TINY = {"tasks": 3, "epochs": 2, "train_per_class": 12, "memory": 8, "samples": 40, "hidden": 20}
@@ -64,19 +66,18 @@ def stopped_trace(tmp_path_factory) -> Trace:
 
 
 @pytest.fixture(scope="session")
-def long_traces(tmp_path_factory) -> list[Trace]:
-    """Fifty tasks."""
-    root = tmp_path_factory.mktemp("long")
-    settings = TINY | {"tasks": 50, "epochs": 1, "train_per_class": 2, "step_degrees": 3.0}
-    return [train(root / m, "rotated-digits", m, **settings) for m in ("sgd", "ogd")]
+def long_traces() -> list[Trace]:
+    """Fifty tasks, of points so that it does not take long."""
+    tasks, training = blobs(tasks=50), Training(lr=0.1, epochs=1, batch_size=12)
+    return [fit(tasks, method, training=training) for method in (SGD(), OGD(samples=2))]
 
 
 @pytest.fixture(scope="session")
 def cifar_traces(tmp_path_factory, real_data) -> list[Trace]:
     """Split CIFAR-100 with LeNet, a few images of three tasks."""
-    root = tmp_path_factory.mktemp("cifar")
-    settings = TINY | {"train_per_class": 6, "samples": 20}
-    return [train(root / m, "split-cifar100", m, real_data, **settings) for m in ("sgd", "pca-ogd")]
+    folder = tmp_path_factory.mktemp("cifar") / "pca-ogd"
+    settings = TINY | {"train_per_class": 6, "samples": 20, "epochs": 1}
+    return [train(folder, "split-cifar100", "pca-ogd", real_data, **settings)]
 
 
 def hostile_trace() -> Trace:
