@@ -21,26 +21,51 @@ ALLOWED = {
     "data": {"errors", "options", "streams"},
     "models": {"errors", "options"},
     "metrics": {"errors"},
-    "trace": {"errors", "metrics"},
+    "sizes": {"errors"},
+    "atomic": {"errors"},
+    "signals": set(),
+    "trace": {"atomic", "errors", "metrics"},
+    "checkpoint": {"atomic", "errors"},
+    "footprint": {"errors", "methods", "sizes", "subspace", "tangent"},
     "batched": set(),
     "network": {"batched", "errors", "methods", "tangent"},
     "driver": {"data", "methods", "network", "tangent"},
     "graphs": {"driver", "methods"},
-    "learner": {"data", "driver", "errors", "graphs", "methods", "network", "streams", "subspace"},
-    "training": {"errors", "options"},
-    "fit": {
-        "data", "errors", "learner", "methods", "models", "network", "provenance", "streams",
+    "learner": {
+        "data", "driver", "errors", "graphs", "methods", "network", "streams", "subspace",
+        "tangent",
+    },
+    "snapshot": {"learner", "methods"},
+    "training": {"errors", "options", "sizes"},
+    "assembly": {
+        "data", "errors", "learner", "methods", "models", "network", "streams", "subspace",
+        "training",
+    },
+    "saving": {
+        "checkpoint", "data", "errors", "learner", "methods", "signals", "snapshot", "subspace",
+        "trace",
+    },
+    "course": {
+        "data", "errors", "footprint", "learner", "saving", "signals", "sizes", "snapshot",
         "subspace", "trace", "training",
     },
-    "guard": {"errors", "linalg", "methods", "streams", "subspace", "tangent"},
+    "fit": {
+        "assembly", "checkpoint", "course", "data", "errors", "footprint", "learner", "methods",
+        "provenance", "saving", "signals", "streams", "subspace", "trace", "training",
+    },
+    "guard": {
+        "errors", "footprint", "linalg", "methods", "sizes", "streams", "subspace", "tangent"
+    },
     "integrations": {"errors", "guard", "methods", "subspace"},
-    "config": {"data", "errors", "methods", "models", "options", "training"},
-    "runs": {"config", "data", "errors", "fit", "methods", "models", "trace", "training"},
+    "config": {"data", "errors", "methods", "models", "options", "sizes", "training"},
+    "runs": {
+        "checkpoint", "config", "data", "errors", "fit", "methods", "models", "trace", "training",
+    },
     "report": {"linalg", "metrics", "tangent", "trace"},
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "cli": {
-        "config", "data", "errors", "fit", "methods", "models", "report", "runs", "theory", "trace",
-        "training", "version",
+        "atomic", "checkpoint", "config", "data", "errors", "fit", "methods", "models", "report",
+        "runs", "signals", "theory", "trace", "training", "version",
     },
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 from torch import optim
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
-from forgetless.guard.report import in_words
+from forgetless.sizes import in_words
 from forgetless.models import MLP
 
 from ..tangent.reference import by_loop

@@ -1,7 +1,8 @@
 """The commands: run, compare, list, data; forecast has a file of its own."""
 
 import json
-import sys
+import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,18 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forgetless.atomic import write_atomically
 from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
 from forgetless.cli.progress import RunBar
 from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
-from forgetless.errors import ForgetlessError, TrainingError, require
+from forgetless.errors import require
 from forgetless.methods import METHODS, build_method
 from forgetless.models import MODELS
 from forgetless.report import comparison_table, plot_accuracy, task_table
-from forgetless.runs import COMPARISON, output_folder, run
-from forgetless.trace import Trace, write_atomically
+from forgetless.runs import COMPARISON, output_folder, run, standing
+from forgetless.trace import Trace, load_trace
 from forgetless.version import __version__
 
 app = typer.Typer(
@@ -46,6 +48,22 @@ Out = Annotated[
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the results of an earlier run in --out.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the run in --out, as the same command does by itself, and show the "
+        "results of one that is complete.",
+    ),
+]
+CheckpointEvery = Annotated[
+    float,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="MINUTES",
+        help="Save all that is needed to go on this often within a task, and after each; 0: never.",
+    ),
 ]
 Kept = Annotated[
     str,
@@ -79,6 +97,8 @@ def run_command(
     data: DataFolder = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
     as_json: Json = False,
     *,
@@ -86,9 +106,12 @@ def run_command(
 ) -> None:
     """Learn the tasks of SCENARIO with one method and show what was forgotten."""
     config = resolve(scenario, method, **settings)
-    _check(config, keep)
-    with output_folder(out, f"{scenario}-{method}", overwrite=overwrite) as folder:
-        trace = _train(config, data, folder, overwrite, keep)
+    _check(config, keep, checkpoint_every)
+    parts = {".": config}
+    name = f"{scenario}-{method}"
+    train = partial(_train, data=data, overwrite=overwrite, keep=keep, every=checkpoint_every)
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
+        trace = train(config, folder)
         picture = _save_picture([trace], folder)
     if as_json:
         typer.echo(json.dumps(trace.summary(), allow_nan=False))
@@ -109,6 +132,8 @@ def compare_command(
     data: DataFolder = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
     as_json: Json = False,
     *,
@@ -120,12 +145,15 @@ def compare_command(
     require(distinct, "--methods", methods, "one or more different methods, comma-separated")
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
-        _check(config, keep)
+        _check(config, keep, checkpoint_every)
     traces: list[Trace] = []
-    with output_folder(out, f"{scenario}-compare", overwrite=overwrite) as folder:
+    parts = {config.method: config for config in configs}
+    name = f"{scenario}-compare"
+    train = partial(_train, data=data, overwrite=overwrite, keep=keep, every=checkpoint_every)
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
         try:
             for config in configs:
-                traces.append(_train(config, data, folder / config.method, overwrite, keep))
+                traces.append(train(config, folder / config.method))
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 picture = _save_picture(traces, folder)
@@ -182,16 +210,29 @@ def fetch_command(
     typer.echo(f"{name} is in {where}")
 
 
-def _check(config: Config, keep: str) -> None:
+def _check(config: Config, keep: str, every: float) -> None:
     """Find what is wrong with the settings before anything is loaded, made or written."""
+    require(0 <= every < math.inf, "--checkpoint-every", every, "a number of minutes, 0 for never")
     require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
     config.seed_list()
     build_method(config.method, config)
 
 
-def _train(config: Config, data: Path | None, folder: Path, overwrite: bool, keep: Any) -> Trace:
+def _train(
+    config: Config, folder: Path, *, data: Path | None, overwrite: bool, keep: Any, every: float
+) -> Trace:
+    if not overwrite and standing(folder, config) == "complete":
+        return load_trace(folder)
     with RunBar(f"{config.scenario} {config.method}") as bar:
-        return run(config, data=data, out=folder, overwrite=overwrite, keep=keep, observer=bar)
+        return run(
+            config,
+            data=data,
+            out=folder,
+            overwrite=overwrite,
+            keep=keep,
+            checkpoint_every=every,
+            observer=bar,
+        )
 
 
 def _save_picture(traces: list[Trace], folder: Path) -> Path:
@@ -201,45 +242,6 @@ def _save_picture(traces: list[Trace], folder: Path) -> Path:
     return picture
 
 
-_INTERRUPTED = 130
-
-
 def _say_where(folder: Path, picture: Path) -> None:
     words = f"Results are in {folder}; a picture of what was forgotten is {picture}"
     Console().print(words, soft_wrap=True, markup=False, highlight=False)
-
-
-# The base of typer's own errors, wherever the installed version keeps it.
-_UsageError: type[Exception] = next(
-    c
-    for c in typer.BadParameter.__mro__
-    if c.__name__ == "ClickException" and issubclass(c, Exception)
-)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; one sentence and an exit status for whatever goes wrong."""
-    command = typer.main.get_command(app)
-    for output in (sys.stdout, sys.stderr):  # a terminal that has no ° shows ? and goes on
-        if hasattr(output, "reconfigure"):
-            output.reconfigure(errors="replace")
-    try:
-        result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
-        # Ctrl-C arrives as a result or as Abort, depending on the version of typer.
-        if result == _INTERRUPTED:
-            raise KeyboardInterrupt
-        sys.exit(result if isinstance(result, int) else 0)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; tasks that were finished are kept in the run's folder", _INTERRUPTED)
-    except TrainingError as error:
-        _fail(str(error), 1)
-    except (ForgetlessError, OSError) as error:
-        _fail(str(error), 2)
-    except _UsageError as error:
-        message = error.format_message()  # type: ignore[attr-defined]
-        _fail(f"{message.rstrip('.')}; --help shows what is accepted", 2)
-
-
-def _fail(sentence: str, status: int) -> None:
-    print(f"forgetless: {sentence}", file=sys.stderr)  # noqa: T201
-    sys.exit(status)

@@ -40,7 +40,6 @@ class Snapshot:
 
 def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> dict[str, Tensor]:
     """Every tensor by name; what is not a tensor as JSON text in one of bytes."""
-    storage = snapshot.storage
     memory = snapshot.state.tensors(0)
     header = {
         "format": _FORMAT,
@@ -50,12 +49,7 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
         "tasks": snapshot.tasks,
         "notes": snapshot.notes,
         "memory": {name: _kind(t) for name, t in memory.items()},
-        "storage": {
-            "kind": storage.kind,
-            "dtype": None if storage.dtype is None else str(storage.dtype)[6:],
-            "device": None if storage.device is None else str(storage.device),
-            "max_rank": storage.max_rank,
-        },
+        "storage": snapshot.storage.described(),
     }
     text = json.dumps(header, default=str).encode()
     tensors = {
@@ -82,7 +76,7 @@ def from_dict(
         if list(shapes.items()) != list(parameters.shapes.items()):
             raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
         _check_memory(tensors, header["memory"])
-        storage = _storage(header["storage"])
+        storage = Storage.from_description(header["storage"])
         memory = {
             n.removeprefix(_MEMORY): t.detach().to(storage.device or parameters.device, copy=True)
             for n, t in tensors.items()
@@ -115,17 +109,6 @@ def _header(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     if version != _FORMAT:
         raise ConfigError(f"the state has format {version}, this version reads {_FORMAT}")
     return header
-
-
-def _storage(kept: Mapping[str, Any]) -> Storage:
-    dtype = None if kept["dtype"] is None else getattr(torch, kept["dtype"])
-    device = None if kept["device"] is None else torch.device(kept["device"])
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError):
-            device = None  # this machine has no such device: rows are where the weights are
-    return Storage(kept["kind"], dtype, device, kept["max_rank"])
 
 
 def _kind(tensor: Tensor) -> list[object]:
