@@ -25,7 +25,7 @@ from forgetless.provenance import versions
 from forgetless.saving import Saver
 from forgetless.streams import global_stream
 from forgetless.subspace import Storage
-from forgetless.trace import Trace, make_room
+from forgetless.trace import Trace, make_room, remove_unfinished
 from forgetless.training import Observer, Training
 
 __all__ = ["Keep", "ModelSource", "fit", "resolve_device"]
@@ -140,6 +140,8 @@ def _follow(
                 if trace.path is not None:
                     make_room(trace.path, overwrite=overwrite)
                     saver.remove()
+            elif trace.path is not None:
+                remove_unfinished(trace.path)
             with global_stream(learner.seeds[0], "training"):
                 course.learn(learner, number, saved)
             saved = None

@@ -173,7 +173,7 @@ def is_trace(folder: Path) -> bool:
 
 def make_room(folder: Path, *, overwrite: bool) -> None:
     """Make a folder ready for a trace: one that it holds is removed if asked, and nothing else."""
-    _remove_unfinished(folder)
+    remove_unfinished(folder)
     if not is_trace(folder):
         return
     if not overwrite:
@@ -185,11 +185,10 @@ def make_room(folder: Path, *, overwrite: bool) -> None:
             file.parent.rmdir()
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """What a process that was killed has left half written."""
-    for name in (_FILE, *_TENSOR_FILES):
-        place, _, last = f"/{name}".rpartition("/")
-        for file in folder.glob(f"{place}/.{last}.*".lstrip("/")):
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed has left half written."""
+    for pattern in (f".{_FILE}.*", "seed-*/.*"):
+        for file in folder.glob(pattern):
             file.unlink(missing_ok=True)
 
 

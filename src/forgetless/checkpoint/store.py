@@ -190,7 +190,7 @@ class Store:
 
 def _is_own(name: str) -> bool:
     """Whether a file is a checkpoint's, or one that was left half written."""
-    return re.match(r"\.?(manifest|part)-\d{6}", name) is not None
+    return re.match(r"\.|(manifest|part)-\d{6}", name) is not None
 
 
 def _digest(file: Path) -> str:

@@ -15,6 +15,8 @@ from forgetless.methods import Method, State
 from forgetless.subspace import Storage
 
 _FORMAT = 1
+_GENERATORS = 2  # of a guard: one chooses samples to remember, one memory batches
+_MOST_TASKS = 100_000  # whatever goes through them must come to an end
 _HEADER, _MEMORY, _RANDOM = "header", "memory.", "generators"
 
 
@@ -85,12 +87,18 @@ def from_dict(
         state = method.restore([memory], parameters.read(), storage, Remembered.restore)
         _check_width(memory, parameters)
         generators = tensors[_RANDOM].cpu().clone()
+        if len(generators) != _GENERATORS:
+            raise ValueError(f"{len(generators)} generators instead of {_GENERATORS}")
         for one in generators:
             torch.Generator().set_state(one.clone())  # of a view it would read the wrong bytes
         tasks, notes = int(header["tasks"]), tuple(map(str, header["notes"]))
+        if not 0 <= tasks <= _MOST_TASKS:
+            raise ValueError(f"{tasks} tasks")
     except ConfigError:
         raise
-    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError
+    ) as error:  # fmt: skip
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
