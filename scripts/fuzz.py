@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
-
 from tests.faults.problems import Plug  # noqa: E402
 from tests.faults.readers import Reader, all_readers, inputs  # noqa: E402
 

@@ -32,7 +32,7 @@ BATCH = 25
 EPOCHS = 2
 MEMORY = 5
 WARM_UP = 0.1  # share of the tasks after which memory is looked at
-OPTIONS = {"memory": MEMORY, "samples": 60, "agem_batch": 32, "ewc_strength": 2.0}
+OPTIONS = {"memory": MEMORY, "samples": 60, "agem_batch": 32, "ewc_strength": 0.1}
 
 
 def resident_bytes() -> int:

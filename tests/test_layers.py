@@ -57,7 +57,7 @@ ALLOWED = {
         "errors", "footprint", "linalg", "methods", "sizes", "streams", "subspace", "tangent"
     },
     "integrations": {"errors", "guard", "methods", "subspace"},
-    "config": {"data", "errors", "methods", "models", "options", "sizes", "training"},
+    "config": {"data", "errors", "methods", "models", "options", "training"},
     "runs": {
         "checkpoint", "config", "data", "errors", "fit", "methods", "models", "trace", "training",
     },

@@ -10,7 +10,6 @@ from forgetless.errors import ConfigError, require
 from forgetless.methods import METHODS, MethodOptions
 from forgetless.models import ModelOptions
 from forgetless.options import option
-from forgetless.sizes import AUTO
 from forgetless.training import Training
 
 _MOST_SEEDS = 1000
@@ -114,7 +113,7 @@ def _with_budget(given: dict[str, Any]) -> dict[str, Any]:
     if text.isascii() and text.isdigit() and len(text) < 10:
         return given | {"memory": int(text)}
     accepted = "how many are kept of each task, a size such as 4GB, or auto"
-    require(text == AUTO or not text[-1:].isdigit(), "--memory", memory, accepted)
+    require(text[-1:].isalpha(), "--memory", memory, accepted)
     return given | {"memory": None, "budget": text}
 
 

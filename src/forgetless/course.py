@@ -62,7 +62,8 @@ class Course:
         room = budget_of(device) if budget == AUTO else parsed_bytes(budget)
         storage = fitting_storage(needs, room, device)
         learner.keep_in(storage)
-        fewer = "" if storage.max_rank is None else f", at most {storage.max_rank} directions"
+        most = storage.max_rank
+        fewer = "" if most is None else f", {most} of {needs.directions} directions"
         self.trace.config["storage_chosen"] = f"{storage}{fewer}"
         return storage
 

@@ -46,7 +46,7 @@ def test_a_disk_that_fills_up_and_is_emptied_again(plug, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     expected = small_run(None)
-    with mounted(disk, "size=2m"):
+    with mounted(disk, "size=8m"):
         stopped_run(disk / "a", plug, 14)
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as stream:
@@ -64,7 +64,7 @@ def test_a_folder_that_becomes_read_only(plug, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     expected = small_run(None)
-    with mounted(disk, "size=4m"):
+    with mounted(disk, "size=8m"):
         stopped_run(disk / "a", plug, 14)
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         for folder in ("a", "new"):
