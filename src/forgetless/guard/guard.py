@@ -26,11 +26,12 @@ from forgetless.guard.loading import TaskData
 from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
 from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names
-from forgetless.guard.report import MemoryReport, Stats, parsed_bytes
+from forgetless.guard.report import MemoryReport, Stats
 from forgetless.guard.reporting import memory_report
 from forgetless.guard.state import Snapshot, from_dict, to_dict
 from forgetless.guard.steps import Steps
 from forgetless.methods import Method, State
+from forgetless.sizes import parsed_bytes
 from forgetless.streams import stream
 from forgetless.subspace import Storage, Subspace
 

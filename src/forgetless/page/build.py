@@ -8,9 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from forgetless.atomic import write_atomically
 from forgetless.comparison import Comparison, compare
 from forgetless.page.content import Analyses, page_content
-from forgetless.trace import Trace, write_atomically
+from forgetless.trace import Trace
 
 _LIBRARY = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 _PROGRAM = (
