@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forgetless import (
+    AGEM,
     OGD,
     PCAOGD,
     SGD,
@@ -74,6 +75,16 @@ def test_what_a_network_draws_and_notes_goes_on_too(model, plug, tmp_path):
     options = {"model": model, "training": replace(TRAINING, eval_mode_after=20)}
     expected = small_run(None, **options)
     stopped_run(tmp_path / "a", plug, 14, **options)
+    assert_same(small_run(tmp_path / "a", **options), expected)
+
+
+@pytest.mark.parametrize("steps", [3, 9, 22])
+@pytest.mark.parametrize("method", [AGEM(6, 4), PCAOGD(5, 12)], ids=lambda m: m.name)
+def test_a_frozen_start_that_was_cut_off_stays_so(method, steps, plug, tmp_path):
+    frozen = replace(TRAINING, eval_mode_after=5, freeze="0.,1.")
+    options = {"method": method, "model": with_batch_norm, "training": frozen}
+    expected = small_run(None, **options)
+    stopped_run(tmp_path / "a", plug, steps, **options)
     assert_same(small_run(tmp_path / "a", **options), expected)
 
 
