@@ -74,9 +74,9 @@ def long_traces() -> list[Trace]:
 
 @pytest.fixture(scope="session")
 def cifar_traces(tmp_path_factory, real_data) -> list[Trace]:
-    """Split CIFAR-100 with LeNet, a few images of three tasks."""
+    """Split CIFAR-100 with LeNet, a few images of two tasks."""
     folder = tmp_path_factory.mktemp("cifar") / "pca-ogd"
-    settings = TINY | {"train_per_class": 6, "samples": 20, "epochs": 1}
+    settings = TINY | {"tasks": 2, "train_per_class": 6, "samples": 20, "epochs": 1}
     return [train(folder, "split-cifar100", "pca-ogd", real_data, **settings)]
 
 
