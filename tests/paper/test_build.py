@@ -112,6 +112,23 @@ def test_an_interrupted_build_goes_on_where_it_was(built, tmp_path, monkeypatch,
     assert lines == ["table1: split-digits sgd (1 of 1 runs)"]
 
 
+def test_without_training_cells_that_are_missing_are_left_out(built, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for run in (table1.cell_run(SMALL, "rotated", m) for m in ("sgd", "ogd")):
+        # As it is brought back from another machine: without weights.
+        (tmp_path / "runs/paper" / run.key).mkdir(parents=True)
+        file = Path("runs/paper", run.key, "trace.json")
+        shutil.copy(built / file, tmp_path / file)
+    arguments = ("--scale", "small", "--device", "cpu", "--no-train")
+    assert forgetless("paper", "build", "table1", "per-task", "forgetting-gap", *arguments) == 0
+    data = records(tmp_path)["table1"]["data"]
+    assert {b: list(of) for b, of in data.items()} == {"rotated": ["sgd", "ogd"]}
+    assert data["rotated"]["ogd"] == records(built)["table1"]["data"]["rotated"]["ogd"]
+    capfd.readouterr()
+    assert forgetless("paper", "build", "memory", *arguments) == 2
+    assert "memory needs" in capfd.readouterr().err
+
+
 def test_without_results_nothing_that_needs_them_is_decided():
     for claims in ALL.values():
         for claim in claims:
