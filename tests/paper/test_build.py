@@ -1,8 +1,10 @@
 """The whole of `forgetless paper` at small scale, and the committed page."""
 
 import json
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import matplotlib as mpl
@@ -37,11 +39,24 @@ def forgetless(*arguments):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Everything at small scale, in a folder of its own."""
-    folder = tmp_path_factory.mktemp("paper")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert forgetless("paper", "build", "all", "--scale", "small", "--device", "cpu") == 0
+    """Everything at small scale, in a folder of its own; built once for all test processes."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "paper-small"
+    done = folder / "exit status"
+    try:
+        folder.mkdir()  # whoever makes it builds, the others wait
+    except FileExistsError:
+        while not done.is_file():
+            time.sleep(0.5)
+    else:
+        status = None
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                status = forgetless("paper", "build", "all", "--scale", "small", "--device", "cpu")
+        finally:
+            done.write_text(str(status))
+    assert done.read_text() == "0"
     return folder
 
 
