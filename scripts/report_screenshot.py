@@ -1,9 +1,8 @@
-"""Take the picture of the report page for the README, from the runs of `make demo`.
+"""Take the picture of the report page for the README, from the traces in results/table1.
 
-    make demo
-    .venv/bin/python scripts/report_screenshot.py runs/demo
+    .venv/bin/python scripts/report_screenshot.py
 
-Needs Debian's chromium.
+Needs Debian's chromium. Another folder of runs can be named.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from forgetless.cli.report import make_report
 from forgetless.comparison import find_traces
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "report.png"
-WIDTH, HEIGHT = 1180, 1330
+WIDTH, HEIGHT = 1180, 1200
 
 
 def shoot(page: Path, picture: Path) -> None:
@@ -29,7 +28,9 @@ def shoot(page: Path, picture: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="?", default="runs/demo", help="folder of the runs")
+    parser.add_argument(
+        "runs", nargs="?", default="results/table1/rotated-mnist", help="folder of the runs"
+    )
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder, "report.html"), Path(folder, "shot.png")
         make_report(find_traces([parser.parse_args().runs]), page)

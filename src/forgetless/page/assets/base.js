@@ -39,11 +39,13 @@ const taskName = (t) => {
   return name === `task ${t + 1}` ? name : `task ${t + 1}, ${clipped(name)}`;
 };
 
-const fixed = (digits) => (value) => (value == null ? "–" : d3.format(`.${digits}f`)(value).replace("−", "−"));
+const fixed = (digits) => (value) => (value == null ? "–" : d3.format(`.${digits}f`)(value));
 const one = fixed(1);
 const two = fixed(2);
 const three = fixed(3);
-const spread = (pair) => (pair == null ? "–" : `${two(pair[0])} ± ${two(pair[1])}`);
+// Mean ± standard deviation; of a single seed there is no spread.
+const spread = (pair, seeds = 2) =>
+  pair == null ? "–" : seeds > 1 ? `${two(pair[0])} ± ${two(pair[1])}` : two(pair[0]);
 function bytes(count) {
   if (count == null) return "–";
   const units = ["B", "kB", "MB", "GB", "TB"];

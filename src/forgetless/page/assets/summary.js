@@ -20,13 +20,17 @@ function drawSummary(section) {
       hint: "Mean accuracy on all tasks at the end",
       value: (e) => e.average && e.average[0],
       show: (e) =>
-        el("span", { class: `number${e.average && e.average[0] === best ? " best" : ""}` }, spread(e.average)),
+        el(
+          "span",
+          { class: `number${e.average && e.average[0] === best ? " best" : ""}` },
+          spread(e.average, e.seeds.length),
+        ),
     },
     {
       name: "F_T, points",
       hint: "Mean drop from a task's best accuracy to the one at the end",
       value: (e) => e.forgetting && e.forgetting[0],
-      show: (e) => el("span", { class: "number" }, spread(e.forgetting)),
+      show: (e) => el("span", { class: "number" }, spread(e.forgetting, e.seeds.length)),
     },
     {
       name: "memory",
@@ -115,4 +119,3 @@ function drawSummary(section) {
     );
   }
 }
-

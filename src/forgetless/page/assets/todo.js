@@ -57,7 +57,7 @@ function drawMemory(box, width) {
           x: "memory",
           y: (e) => e.average[0],
           title: (e) =>
-            `${clipped(e.label, 40)}\nA_T ${spread(e.average)} %, F_T ${spread(e.forgetting)}\n${bytes(e.memory)} (${d3.format(",")(e.memory)} bytes)`,
+            `${clipped(e.label, 40)}\nA_T ${spread(e.average, e.seeds.length)} %, F_T ${spread(e.forgetting, e.seeds.length)}\n${bytes(e.memory)} (${d3.format(",")(e.memory)} bytes)`,
         }),
       ],
     }),
