@@ -24,7 +24,7 @@ import torch
 from forgetless import average_accuracy, fit, forgetting
 from forgetless.config import resolve
 from forgetless.data import build_scenario
-from forgetless.fit import _learner
+from forgetless.fit import make_learner
 from forgetless.linalg import project_out
 from forgetless.methods import build_method
 from forgetless.models import build_model
@@ -112,7 +112,7 @@ def step(data: Path | None) -> dict[str, Any]:
         train = tasks.task(0, range(SEEDS)).train.to(device, torch.float32)
         steps = -(-len(train) // config.batch_size)
         for records in (True, False):
-            learner = _learner(tasks, made, model, range(SEEDS), config, None, device)
+            learner = make_learner(tasks, made, model, range(SEEDS), config, None, device)
             learner._records = records
             if count:
                 rows = aligned(learner.network.theta.unsqueeze(1), count)

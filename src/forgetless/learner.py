@@ -12,12 +12,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from forgetless.data import Scenario, Split
 from forgetless.driver import Draws, LearnedTask, MemoryGradient, batch_of, choose
 from forgetless.errors import TrainingError
+from forgetless.frozen import frozen_start
 from forgetless.graphs import Recording
 from forgetless.methods import Method, Samples, State
 from forgetless.network import Network
 from forgetless.streams import stream
 from forgetless.subspace import DENSE, Storage
-from forgetless.tangent import TangentFeatures
 
 # Test samples of all seeds together that go through the network at once; on a GPU as many as
 # have so many numbers.
@@ -83,6 +83,7 @@ class Learner:
         self.steps = 0
         self.storage = storage
         self.place: Place | None = None
+        self.remembers = False
         self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]
@@ -94,6 +95,40 @@ class Learner:
         random = any(isinstance(m, _DropoutNd) for m in network.module.modules())
         self._records = device.type == "cuda" and not random
         self._rehearsed: set[tuple[int, bool]] = set()
+        self._frozen = frozen_start(network)
+        # What is trained and asked: the network, or from some step on what is behind its frozen
+        # start, whose outputs then take the place of the samples.
+        self._working = network
+        self._prepared: tuple[Split, Split] | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the frozen start of the network has been cut off."""
+        return self._working is not self.network
+
+    def cut(self) -> None:
+        """Leave out the frozen start from now on."""
+        if self._frozen is not None:
+            self._working = self._loss_grad.network = self._frozen.rest
+            self._working.module.eval()
+
+    def _seen(self, split: Split) -> Split:
+        """The samples as what is trained sees them.
+
+        The frozen start is cut off as soon as it is in eval mode for good, which must be before
+        anything was remembered: a method's memory holds samples as they were then.
+        """
+        if not self.is_cut:
+            fixed = 0 < self.eval_mode_after <= self.steps
+            if self._frozen is None or self.remembers or not fixed:
+                return split
+            if not self._frozen.can_keep(split):
+                self._frozen = None
+                return split
+            self.cut()
+        if self._frozen is not None and (self._prepared is None or self._prepared[0] is not split):
+            self._prepared = split, self._frozen.outputs(split)
+        return split if self._prepared is None else self._prepared[1]
 
     def train(
         self, split: Split, task: int, epochs: int, pause: Callable[[], bool] = lambda: False
@@ -115,10 +150,13 @@ class Learner:
             in_epoch = len(batches)
             del batches[: place.batches]
             while batches:
+                seen_split = self._seen(split)
                 steps = self._recorded_steps(batches, first_step)
-                done = self._replay(split, task, batches[:steps], recordings) if steps else None
+                done = (
+                    self._replay(seen_split, task, batches[:steps], recordings) if steps else None
+                )
                 if done is None:
-                    steps, done = 1, self._step(split, batches[0], task)
+                    steps, done = 1, self._step(seen_split, batches[0], task)
                 del batches[:steps]
                 seen.append(self.steps)
                 finite.append(done)
@@ -153,7 +191,7 @@ class Learner:
 
     def _update(self, samples: Samples) -> None:
         """θ ← θ − lr · g̃ on a batch of samples."""
-        network = self.network
+        network = self._working
         gradient = network.gradient(samples, remember=True)
         size = network.protected_size
         update = self.method.update(
@@ -227,15 +265,10 @@ class Learner:
 
     def consolidate(self, split: Split, task: int) -> None:
         """Let the method remember the task that was learned."""
-        learned = LearnedTask(self.network, split, task, self._choices)
+        learned = LearnedTask(self._working, self._seen(split), task, self._choices)
+        self.remembers = True
         self.state = self.method.consolidate(self.state, self._protected(), learned)
         self.place = None
-
-    def features(self, split: Split, count: int) -> TangentFeatures:
-        """φ of a task's first samples, for the first seed."""
-        like, seeds = self.network.theta, len(self.seeds)
-        index = torch.arange(min(count, len(split)), device=like.device).expand(seeds, -1)
-        return self.network.features(batch_of(split.to(like.device, like.dtype), index, 0), 0)
 
     def keep_in(self, storage: Storage) -> None:
         """Keep directions in another way, from before the first task on."""

@@ -4,11 +4,12 @@ A head per task is a slice of that layer's outputs: a sample of task t only ever
 task t's classes. `HEAD` is the layer's name, the part that belongs to single tasks.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from forgetless.errors import ConfigError, require
 from forgetless.options import option
@@ -24,39 +25,28 @@ class ModelOptions:
     hidden: int = option(100, "Width of the hidden layers (of LeNet: of its linear layer).")
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Two hidden ReLU layers, as the paper uses on MNIST: inputs (n, *) → logits (n, outputs)."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
+        body = nn.Sequential(
             nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
         )
-        self.head = nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, outputs)."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
+        super().__init__(OrderedDict({"body": body, HEAD: nn.Linear(hidden, outputs)}))
 
 
-class LeNet(nn.Module):
+class LeNet(nn.Sequential):
     """Two convolutions with batch norm, one linear layer: images (n, c, h, w) → (n, outputs)."""
 
     def __init__(self, shape: Sequence[int], hidden: int, outputs: int) -> None:
-        super().__init__()
         channels, height, width = shape
-        self.convolutions = nn.Sequential(
+        convolutions = nn.Sequential(
             *_convolution(channels, 20), *_convolution(20, 50), nn.Flatten()
         )
         flat = 50 * (height // 4) * (width // 4)
-        self.body = nn.Sequential(nn.Linear(flat, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
-        self.head = nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, outputs)."""
-        logits: Tensor = self.head(self.body(self.convolutions(x)))
-        return logits
+        body = nn.Sequential(nn.Linear(flat, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
+        head = nn.Linear(hidden, outputs)
+        super().__init__(OrderedDict({"convolutions": convolutions, "body": body, HEAD: head}))
 
 
 def _convolution(channels: int, filters: int) -> list[nn.Module]:

@@ -1,7 +1,7 @@
 """One architecture, S sets of weights: a network as a function of a flat vector (S, p)."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import final
 
@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from forgetless.batched import BatchedLinear
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
+from forgetless.perceptron import Perceptron, perceptron_of
 from forgetless.tangent import Batch, TangentFeatures, features_of
 
 Predicate = Callable[[str], bool]
@@ -67,6 +68,7 @@ class Network:
         self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
         # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
         self.batches_linear = device.type == "cuda"
+        self.perceptron = self.perceptron_in(self.module)
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -74,6 +76,10 @@ class Network:
     def seeds(self) -> int:
         """S."""
         return self.theta.shape[0]
+
+    def perceptron_in(self, module: nn.Module) -> Perceptron | None:
+        """The module, or None if it is not a perceptron of all that is trained."""
+        return perceptron_of(module, self.shapes, self.theta)
 
     def values(self, theta: Tensor) -> dict[str, Tensor]:
         """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed."""
@@ -88,6 +94,8 @@ class Network:
         With `remember`, what the module notes in its buffers on the way (batch-norm statistics) is
         kept.
         """
+        if self.perceptron is not None and not theta.requires_grad:
+            return self.perceptron.logits(theta, inputs)
         values = self.values(theta)
         if self.module.training and not remember:
             values |= {n: v.clone() for n, v in self.fixed.items()}
@@ -106,6 +114,9 @@ class Network:
 
     def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
         """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
+        if self.perceptron is not None and len(samples) <= self.perceptron.most:
+            belongings = samples.labels, samples.tasks, self.active
+            return self.perceptron.gradient(self.theta, samples.inputs, *belongings)
         theta = self.theta.detach().requires_grad_()
         try:
             logits = self.logits(theta, samples.inputs, remember=remember)
@@ -170,6 +181,12 @@ class Network:
         values |= {n: values[first[p]].clone() for n, p in every if n not in values}
         # Buffers that are not persistent are no part of a state_dict.
         return {n: values[n] for n in self.module.state_dict() if n in values}
+
+    def load_state_dict(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
+        """Take on the weights and buffers of one seed, as `state_dict` gave them."""
+        values = self.values(self.theta)  # views: what is written there is theta's
+        for name in tensors.keys() & values.keys():
+            values[name][seed].copy_(tensors[name])
 
     def check_outputs(self, inputs: Tensor) -> None:
         """Run a few inputs (S, n, *) to see that the model takes them and has enough outputs."""

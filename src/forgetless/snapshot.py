@@ -34,6 +34,8 @@ def numbers(learner: Learner) -> dict[str, Any]:
         "epochs": place.epochs,
         "batches": place.batches,
         "asked": learner.draws.asked,
+        "remembers": learner.remembers,
+        "cut": learner.is_cut,
     }
 
 
@@ -52,6 +54,9 @@ def restore(
     theta.copy_(tensors["theta"])
     for name, value in network.fixed.items():
         value.copy_(tensors[f"fixed.{name}"])
+    learner.remembers = bool(values["remembers"])
+    if values["cut"]:
+        learner.cut()
     of_seeds = [
         {n.removeprefix(f"{row}."): t for n, t in remembered.items() if n.startswith(f"{row}.")}
         for row in range(len(learner.seeds))
@@ -76,17 +81,19 @@ class Mark:
     """What a consolidation changes: the method's memory, the place and the generators."""
 
     state: State
+    remembers: bool
     place: Place | None
     random: dict[str, Tensor]
 
     @classmethod
     def of(cls, learner: Learner) -> "Mark":
         """As the learner is now."""
-        return cls(learner.state, learner.place, _random(learner))
+        return cls(learner.state, learner.remembers, learner.place, _random(learner))
 
     def rewind(self, learner: Learner) -> None:
         """Back to where the mark was made, as if there had been no consolidation."""
         learner.state, learner.place = self.state, self.place
+        learner.remembers = self.remembers
         _set_random(learner, self.random)
 
 

@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forgetless import metrics
-from forgetless.atomic import write_atomically
+from forgetless.atomic import write_atomically as write_atomically
 from forgetless.errors import TraceError
+from forgetless.notebook import trace_html
 
 FORMAT = 1
 _FILE = "trace.json"
@@ -83,6 +84,18 @@ class Trace:
         """What the method remembered at the end; empty for a method without memory."""
         return self._read(_memory_file(seed))
 
+    def memory_bytes(self, seed: int) -> int | None:
+        """What the method remembered at the end takes in bytes; None where it was not kept."""
+        name = _memory_file(seed)
+        if name in self._tensors:
+            return sum(t.numel() * t.element_size() for t in self._tensors[name].values())
+        file = None if self.path is None else self.path / name
+        if file is None or not file.is_file():
+            return None
+        with file.open("rb") as opened:  # eight bytes say how long the header is; then the numbers
+            header = int.from_bytes(opened.read(8), "little")
+        return max(0, file.stat().st_size - 8 - header)
+
     def summary(self) -> dict[str, Any]:
         """The result in the words of the command line's `--json`."""
         return {
@@ -96,6 +109,20 @@ class Trace:
             "config": self.config,
             "out": None if self.path is None else str(self.path),
         }
+
+    def _repr_html_(self) -> str:
+        """How the run shows itself in a notebook."""
+        metric_names = {"A_T": metrics.average_accuracy, "F_T": metrics.forgetting}
+        spreads = {name: _spread(self.per_seed(m)) for name, m in metric_names.items()}
+        facts = [
+            (n, f"{s['mean']:.2f} ± {s['std']:.2f}")
+            for n, s in spreads.items()
+            if s["mean"] is not None
+        ]
+        facts += [("seeds", str(len(self.seeds))), ("status", self.status)]
+        rows = self.accuracy[self.finished] if self.finished.any() else self.accuracy
+        title = f"{self.scenario}, {self.method}, {len(self.tasks)} tasks"
+        return trace_html(title, facts, rows.mean(0).tolist())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole trace to a folder; from then on it lives there."""

@@ -68,6 +68,7 @@ class Progress:
     epochs: int
     done: float  # share of the whole run
     accuracy: float | None  # mean over the tasks so far in percent, once one was evaluated
+    measured: list[list[float]]  # after this task, [seed][on task], NaN while not evaluated
 
 
 Observer = Callable[[Progress], None]

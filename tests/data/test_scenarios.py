@@ -152,3 +152,23 @@ def test_tasks_may_come_from_a_generator():
 def test_a_scenario_needs_tasks():
     with pytest.raises(DataError, match="at least one task"):
         TensorScenario([])
+
+
+def test_validation_images_are_the_last_of_the_training_images_and_not_trained_on():
+    plain, held = (
+        scenario("permuted-digits", tasks=1, train_per_class=20, validation_per_class=n).task(
+            0, [0]
+        )
+        for n in (0, 5)
+    )
+    assert len(held.train) == 150
+    assert len(held.test) == 50
+    for c in range(10):
+        of_class = plain.train.inputs[plain.train.labels == c]
+        assert torch.equal(held.train.inputs[held.train.labels == c], of_class[:15])
+        assert torch.equal(held.test.inputs[held.test.labels == c], of_class[15:])
+
+
+def test_some_images_must_be_left_to_train_on():
+    with pytest.raises(ConfigError, match="--validation-per-class"):
+        scenario("rotated-digits", tasks=1, train_per_class=5, validation_per_class=5)

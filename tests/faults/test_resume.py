@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forgetless import (
+    AGEM,
     OGD,
     PCAOGD,
     SGD,
@@ -74,6 +75,19 @@ def test_what_a_network_draws_and_notes_goes_on_too(model, plug, tmp_path):
     options = {"model": model, "training": replace(TRAINING, eval_mode_after=20)}
     expected = small_run(None, **options)
     stopped_run(tmp_path / "a", plug, 14, **options)
+    assert_same(small_run(tmp_path / "a", **options), expected)
+
+
+@pytest.mark.parametrize("steps", [5, 14, 22])
+def test_a_frozen_start_that_is_cut_off_on_the_way_stays_cut(steps, plug, tmp_path):
+    def network() -> nn.Module:
+        first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+        return nn.Sequential(first, nn.Linear(8, 3))
+
+    training = replace(TRAINING, freeze="0.", eval_mode_after=4)
+    options = {"model": network, "training": training, "method": AGEM(6, 4)}
+    expected = small_run(None, **options)
+    stopped_run(tmp_path / "a", plug, steps, **options)
     assert_same(small_run(tmp_path / "a", **options), expected)
 
 

@@ -1,23 +1,21 @@
 """The command `forgetless forecast`: what the next task will do, before it is trained on."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from forgetless.config import Config, resolve
-from forgetless.data import SCENARIOS, Scenario, Task, build_scenario
+from forgetless.data import SCENARIOS, Task, build_scenario
 from forgetless.errors import ConfigError, TraceError, require
 from forgetless.fit import resolve_device
-from forgetless.models import build_model
+from forgetless.rebuild import network_of, samples_of, settings_of
 from forgetless.theory import TRUSTED, Forecast, forecast
 from forgetless.trace import load_trace
 
@@ -66,7 +64,7 @@ def forecast_command(
     for name, task in (("--source", source), ("--target", target)):
         require(1 <= task <= tasks.n_tasks, name, task, f"from 1 to {tasks.n_tasks}")
     require(source != target, "--target", target, "another task than --source")
-    model = _model(config, tasks, weights)
+    model = network_of(config, tasks, weights)
     model.to(resolve_device(device))
     counts = [part.strip() for part in components.split(",") if part.strip()]
     numeric = all(c.isascii() and c.isdigit() and int(c) > 0 for c in counts)
@@ -76,15 +74,15 @@ def forecast_command(
     with console.status("forecast") as status:
         result = forecast(
             model,
-            _all(known, "test"),
-            _all(coming, "train"),
+            samples_of(known.test),
+            samples_of(coming.train),
             lr=lr if lr is not None else config.lr,
             epochs=epochs if epochs is not None else config.epochs,
             batch_size=config.batch_size,
             source_classes=tasks.classes(source - 1),
             target_classes=tasks.classes(target - 1),
             components=[int(c) for c in counts],
-            remember=_all(known, "train"),
+            remember=samples_of(known.train),
             samples=config.samples,
             quick=quick,
             seed=number,
@@ -110,12 +108,7 @@ def _start(
     if run in SCENARIOS and not Path(run).exists():
         raise ConfigError(f"{run} is a scenario: add --checkpoint FILE, or name a run's folder")
     trace = load_trace(run)
-    settings = dict(trace.config)
-    if not {"scenario", "method"} <= set(settings):
-        raise TraceError(
-            f"{run} was not made by `forgetless run`: use forgetless.forecast in Python"
-        )
-    config = resolve(settings.pop("scenario"), settings.pop("method"), **settings)
+    config = settings_of(trace)
     number = trace.seeds[0] if seed is None else seed
     require(number in trace.seeds, "--seed", number, f"one of {', '.join(map(str, trace.seeds))}")
     learned = f"a task that the run has learned, from 1 to {len(trace.tasks)}"
@@ -128,24 +121,6 @@ def _long_enough(config: Config, source: int, target: int) -> Config:
     tasks = max(config.tasks, source, target)
     settings = config.as_dict() | {"tasks": tasks}
     return Config(**settings)
-
-
-def _model(config: Config, tasks: Scenario, weights: dict[str, Tensor]) -> nn.Module:
-    model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)()
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"the weights do not fit the {config.model} of the run: {reason}"
-        ) from error
-    return model
-
-
-def _all(task: Task, part: str) -> tuple[Tensor, Tensor]:
-    split = task.train if part == "train" else task.test
-    inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
-    return inputs[0], labels[0]
 
 
 def _show(result: Forecast, known: Task, coming: Task) -> None:

@@ -1,4 +1,4 @@
-"""The commands: run, compare, list, data; forecast has a file of its own."""
+"""The commands: run, compare, list, data; forecast and report have files of their own."""
 
 import json
 import math
@@ -13,14 +13,17 @@ from rich.table import Table
 from forgetless.atomic import write_atomically
 from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
-from forgetless.cli.progress import RunBar
+from forgetless.cli.paper import paper_app
+from forgetless.cli.progress import LOGGERS, logger_names, watched
+from forgetless.cli.report import PAGE, make_report, report_command, say_page
 from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
 from forgetless.errors import require
 from forgetless.methods import METHODS, build_method
 from forgetless.models import MODELS
-from forgetless.report import comparison_table, plot_accuracy, task_table
+from forgetless.plots import accuracy_matrices, save
+from forgetless.report import comparison_table, task_table
 from forgetless.runs import COMPARISON, output_folder, run, standing
 from forgetless.trace import Trace, load_trace
 from forgetless.version import __version__
@@ -34,6 +37,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Show which datasets are on disk, or fetch one.")
 app.add_typer(data_app, name="data")
+app.add_typer(paper_app, name="paper")
 
 Scenario = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="What is learned; `forgetless list` shows all.")
@@ -73,6 +77,22 @@ Kept = Annotated[
         help="What the trace keeps: weights and the method's memory, weights only, or neither.",
     ),
 ]
+Analyse = Annotated[
+    bool | None,
+    typer.Option(
+        "--analyse/--no-analyse",
+        help="Find out why, for the report. [default: on digits, where it takes seconds]",
+        show_default=False,
+    ),
+]
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        metavar="NAMES",
+        help=f"Log accuracies as well to {', '.join(LOGGERS)} (comma-separated).",
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")
 ]
@@ -100,19 +120,23 @@ def run_command(
     resume: Resume = False,
     checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
+    log: Log = "",
     as_json: Json = False,
     *,
     settings: dict[str, Any],
 ) -> None:
     """Learn the tasks of SCENARIO with one method and show what was forgotten."""
     config = resolve(scenario, method, **settings)
-    _check(config, keep, checkpoint_every)
+    _check(config, keep, checkpoint_every, log)
     parts = {".": config}
     name = f"{scenario}-{method}"
-    train = partial(_train, data=data, overwrite=overwrite, keep=keep, every=checkpoint_every)
+    train = partial(
+        _train, data=data, overwrite=overwrite, keep=keep, every=checkpoint_every, log=log
+    )
     with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
         trace = train(config, folder)
         picture = _save_picture([trace], folder)
+        make_report([trace], folder / PAGE)
     if as_json:
         typer.echo(json.dumps(trace.summary(), allow_nan=False))
         return
@@ -120,6 +144,7 @@ def run_command(
     console.print(task_table(trace))
     console.print(comparison_table([trace]))
     _say_where(folder, picture)
+    say_page(folder / PAGE)
 
 
 @app.command("compare")
@@ -135,6 +160,8 @@ def compare_command(
     resume: Resume = False,
     checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
+    analyse: Analyse = None,
+    log: Log = "",
     as_json: Json = False,
     *,
     settings: dict[str, Any],
@@ -145,11 +172,13 @@ def compare_command(
     require(distinct, "--methods", methods, "one or more different methods, comma-separated")
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
-        _check(config, keep, checkpoint_every)
+        _check(config, keep, checkpoint_every, log)
     traces: list[Trace] = []
     parts = {config.method: config for config in configs}
     name = f"{scenario}-compare"
-    train = partial(_train, data=data, overwrite=overwrite, keep=keep, every=checkpoint_every)
+    train = partial(
+        _train, data=data, overwrite=overwrite, keep=keep, every=checkpoint_every, log=log
+    )
     with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
         try:
             for config in configs:
@@ -157,6 +186,7 @@ def compare_command(
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 picture = _save_picture(traces, folder)
+                make_report(traces, folder / PAGE)
                 text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
                 write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
                 if not as_json:
@@ -164,7 +194,10 @@ def compare_command(
     if as_json:
         typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
         return
+    wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
+    sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
     _say_where(folder, picture)
+    say_page(folder / PAGE, sentences)
 
 
 @app.command("list")
@@ -183,6 +216,7 @@ def list_command() -> None:
 
 
 app.command("forecast")(forecast_command)
+app.command("report")(report_command)
 
 
 @data_app.callback(invoke_without_command=True)
@@ -210,36 +244,35 @@ def fetch_command(
     typer.echo(f"{name} is in {where}")
 
 
-def _check(config: Config, keep: str, every: float) -> None:
+def _check(config: Config, keep: str, every: float, log: str) -> None:
     """Find what is wrong with the settings before anything is loaded, made or written."""
     require(0 <= every < math.inf, "--checkpoint-every", every, "a number of minutes, 0 for never")
     require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
+    logger_names(log)
     config.seed_list()
     build_method(config.method, config)
 
 
 def _train(
-    config: Config, folder: Path, *, data: Path | None, overwrite: bool, keep: Any, every: float
+    config: Config,
+    folder: Path,
+    *,
+    data: Path | None,
+    overwrite: bool,
+    keep: Any,
+    every: float,
+    log: str,
 ) -> Trace:
     if not overwrite and standing(folder, config) == "complete":
         return load_trace(folder)
-    with RunBar(f"{config.scenario} {config.method}") as bar:
-        return run(
-            config,
-            data=data,
-            out=folder,
-            overwrite=overwrite,
-            keep=keep,
-            checkpoint_every=every,
-            observer=bar,
-        )
+    title = f"{config.scenario} {config.method}"
+    how: dict[str, Any] = {"overwrite": overwrite, "keep": keep, "checkpoint_every": every}
+    with watched(title, log, folder, config.as_dict()) as observer:
+        return run(config, data=data, out=folder, observer=observer, **how)
 
 
 def _save_picture(traces: list[Trace], folder: Path) -> Path:
-    picture = folder / "accuracy.png"
-    figure = plot_accuracy(traces)
-    write_atomically(picture, lambda file: figure.savefig(file, format="png", dpi=150))
-    return picture
+    return save(accuracy_matrices(traces), folder / "accuracy.png")
 
 
 def _say_where(folder: Path, picture: Path) -> None:

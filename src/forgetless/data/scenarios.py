@@ -27,6 +27,10 @@ class ScenarioOptions:
     train_per_class: int = option(
         0, "Training images of each class, the first ones of the file; 0 takes all."
     )
+    validation_per_class: int = option(
+        0,
+        "Hold out so many of them, the last ones, and measure accuracy there, not on the test set.",
+    )
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,12 @@ class _ImageScenario(Scenario):
         self.options = options
         self.look = look
         kept = first_of_each_class(images.train_labels, images.n_classes, options.train_per_class)
-        self.train = pad(images.train_images[kept], look.padding), images.train_labels[kept]
-        self.test = pad(images.test_images, look.padding), images.test_labels
+        train = images.train_images[kept], images.train_labels[kept]
+        test = images.test_images, images.test_labels
+        if options.validation_per_class:
+            train, test = held_out(*train, images.n_classes, options.validation_per_class)
+        self.train = pad(train[0], look.padding), train[1]
+        self.test = pad(test[0], look.padding), test[1]
         self.input_shape = tuple(self.train[0].shape[1:])
         self.n_outputs = images.n_classes
 
@@ -168,6 +176,12 @@ def build_scenario(
     require(
         options.train_per_class >= 0, "--train-per-class", options.train_per_class, "at least 0"
     )
+    require(
+        options.validation_per_class >= 0,
+        "--validation-per-class",
+        options.validation_per_class,
+        "at least 0",
+    )
     family, source = name.split("-", 1)
     images = load_source(source, data, download=download)
     return FAMILIES[family][1](name, images, LOOKS[source], options)
@@ -181,3 +195,16 @@ def first_of_each_class(labels: Tensor, n_classes: int, count: int) -> Tensor:
     require(count <= fewest, "--train-per-class", count, f"at most {fewest} with this source")
     members = [torch.nonzero(labels == c).flatten()[:count] for c in range(n_classes)]
     return torch.cat(members).sort().values
+
+
+def held_out(
+    images: Tensor, labels: Tensor, n_classes: int, count: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The images without the last `count` of each class, and those: two splits in file order."""
+    fewest = int(torch.bincount(labels, minlength=n_classes).min())
+    accepted = f"less than the {fewest} training images of a class"
+    require(count < fewest, "--validation-per-class", count, accepted)
+    last = torch.zeros(len(labels), dtype=torch.bool)
+    for c in range(n_classes):
+        last[torch.nonzero(labels == c).flatten()[-count:]] = True
+    return (images[~last], labels[~last]), (images[last], labels[last])

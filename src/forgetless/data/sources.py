@@ -18,7 +18,7 @@ from forgetless.data.catalogue import (
     refuse_incomplete,
 )
 from forgetless.data.fetch import obtain
-from forgetless.data.files import DamagedFileError, remove
+from forgetless.data.files import DamagedFileError, remove, sha256_of
 from forgetless.errors import ConfigError, DataError
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "SourceStatus",
     "fetch",
+    "file_hashes",
     "load_source",
     "locate",
     "status",
@@ -89,6 +90,17 @@ def locate(name: str, data: Folder | None = None) -> Path | None:
     """The folder where a dataset is now, or None if it is nowhere or inside a package."""
     found = _find_anywhere(_source(name), _named_folder(data))
     return None if found is None else found.folder
+
+
+def file_hashes(name: str, data: Folder | None = None) -> dict[str, str]:
+    """SHA-256 of the files that a dataset is read from, by file name; empty if it is nowhere."""
+    source = _source(name)
+    if source.embedded is not None:
+        paths: tuple[Path, ...] = (source.embedded.path(name),)
+    else:
+        found = _find_anywhere(source, _named_folder(data))
+        paths = () if found is None else found.paths
+    return {path.name: sha256_of(path) for path in paths}
 
 
 def status(data: Folder | None = None) -> list[SourceStatus]:

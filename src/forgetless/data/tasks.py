@@ -22,11 +22,13 @@ class Split:
         labels: (n,), each an index among the outputs of the whole scenario.
         orders: (S, d), for each seed the order in which it sees the d numbers of an input, or
             None. Permuting what is looked at costs less than S permuted copies of the data.
+        per_seed: whether every seed has inputs of its own, (S, n, *shape).
     """
 
     inputs: Tensor
     labels: Tensor
     orders: Tensor | None = None
+    per_seed: bool = False
 
     def __len__(self) -> int:
         """How many samples."""
@@ -34,6 +36,9 @@ class Split:
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (S, m, *shape) and labels (S, m) at index (S, m)."""
+        if self.per_seed:
+            seed = torch.arange(len(index), device=index.device).unsqueeze(1)
+            return self.inputs[seed, index], self.labels[index]
         inputs = self.inputs[index]
         if self.orders is not None:
             flat = inputs.flatten(2)
@@ -43,7 +48,8 @@ class Split:
     def to(self, device: torch.device, dtype: torch.dtype) -> "Split":
         """The same samples on another device."""
         orders = None if self.orders is None else self.orders.to(device)
-        return Split(self.inputs.to(device, dtype), self.labels.to(device), orders)
+        inputs, labels = self.inputs.to(device, dtype), self.labels.to(device)
+        return Split(inputs, labels, orders, self.per_seed)
 
 
 @final

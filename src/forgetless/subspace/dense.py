@@ -100,11 +100,13 @@ class DenseSubspace:
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
         """With the samples' top directions, one operator a seed."""
-        vectors, totals = [], []
-        for phi in map(merged, features):
+
+        def top(one: TangentFeatures) -> tuple[Tensor, float]:
+            phi = merged(one)
             values, weights, total = phi.top_weights(components, centred=centred)
-            vectors.append(phi.combine((values.unsqueeze(1) * weights).to(phi.like)))
-            totals.append(total)
+            return phi.combine((values.unsqueeze(1) * weights).to(phi.like)), total
+
+        vectors, totals = zip(*map(top, features), strict=True)
         return self._extended(vectors, totals)
 
     def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:

@@ -10,6 +10,8 @@ from forgetless.linalg import float64
 _EXACT = {"cpu": 1 << 20, "cuda": 1 << 26}
 # Inner products of rows that are as good as orthonormal.
 _SETTLED = 1e-6
+# Inner products that one round takes below that: each squares them.
+_NEARLY = 1e-4
 # What is left of a row that depends on others, relative to its length, is rounding.
 _DEPENDENT = 1e-5
 
@@ -35,18 +37,20 @@ def orthonormalize_in_place(
     d = len(vectors)
     old = float64(vectors.new_zeros(d, len(against)))
     new = torch.eye(d).to(old)
-    for _ in range(3):
+    for round_ in range(3):
         lengths = _lengths(vectors).to(old).clamp_min(torch.finfo(torch.float32).tiny)
         vectors /= lengths.unsqueeze(1).to(vectors)
         new = new * lengths
-        inside = _products(vectors, against)
+        # What the first round leaves inside of Q by rounding, the second takes out.
+        exact = round_ > 0
+        inside = _products(vectors, against, exact=exact)
         old = old + new @ inside
-        for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
-            part.sub_((inside @ float64(rows).to(inside)).to(part))
+        _subtract(vectors, inside, against, exact=exact)
         vectors *= (vector_norm(vectors, dim=1, keepdim=True) >= least).to(vectors)
         gram = _products(vectors, vectors)
         off = (gram - torch.eye(len(gram)).to(gram)).abs()
-        if all(float(t.max()) <= _SETTLED for t in (inside.abs(), off) if t.numel()):
+        error = max((float(t.max()) for t in (inside.abs(), off) if t.numel()), default=0.0)
+        if exact and error <= _SETTLED:
             break
         factor, kept = _factor(gram)
         if len(kept) < len(vectors):
@@ -55,12 +59,26 @@ def orthonormalize_in_place(
         inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
         for part in _cut(vectors):
             part.copy_(inverse @ float64(part).to(inverse))
+        if exact and error <= _NEARLY:
+            break
     return vectors, old, new
+
+
+def _subtract(vectors: Tensor, inside: Tensor, against: Tensor, *, exact: bool) -> None:
+    """`vectors` ← `vectors` − A Q, in place."""
+    for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
+        if exact:
+            part.sub_((inside @ float64(rows).to(inside)).to(part))
+        else:
+            part.addmm_(inside.to(part), rows.to(part), alpha=-1)
 
 
 def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     """L (d, r) with G ≈ L Lᵀ, and the r rows of G that depend on none before them."""
     size = len(gram)
+    whole, failed = torch.linalg.cholesky_ex(gram)
+    if not int(failed) and bool((whole.diagonal() > _DEPENDENT).all()):
+        return whole, torch.arange(size, device=gram.device)
     columns: list[Tensor] = []
     kept = []
     rest = gram.cpu().clone()
@@ -83,11 +101,14 @@ def _lengths(rows: Tensor) -> Tensor:
     return lengths
 
 
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """A Bᵀ in float64."""
+def _products(a: Tensor, b: Tensor, *, exact: bool = True) -> Tensor:
+    """A Bᵀ, computed in float64 or, if that is exact enough, in the precision of A."""
     out = float64(a.new_zeros(len(a), len(b)))
     for left, right in zip(_cut(a), _cut(b, like=a), strict=True):
-        out += float64(left).to(out) @ float64(right).to(out).T
+        if exact:
+            out += float64(left).to(out) @ float64(right).to(out).T
+        else:
+            out += (left @ right.to(left).T).to(out)
     return out
 
 

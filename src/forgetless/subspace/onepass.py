@@ -13,9 +13,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
 @gluon.constexpr_function
-def _tile(kind, warps):
-    """How a block of rows is spread over threads: 16 bytes of a row each, all along the columns."""
-    return gl.BlockedLayout([1, 128 // kind.primitive_bitwidth], [1, 32], [1, warps], [1, 0])
+def _tile(width, warps):
+    """How a block of rows is spread over threads: all along the columns, neighbours to each."""
+    return gl.BlockedLayout([1, width // (32 * warps)], [1, 32], [1, warps], [1, 0])
 
 
 @gluon.jit
@@ -50,7 +50,7 @@ def _bring(
     stages: gl.constexpr = rings[0].shape[0]
     height: gl.constexpr = rings[0].shape[1]
     width: gl.constexpr = rings[0].shape[2]
-    tile: gl.constexpr = _tile(rings[0].dtype, gl.num_warps())
+    tile: gl.constexpr = _tile(width, gl.num_warps())
     first = gl.program_id(0) % parts * (pieces * width)
     turn = 0
     for seed in range(gl.program_id(0) // parts, seeds, groups):
@@ -80,7 +80,7 @@ def _publish(
     stages: gl.constexpr = rings[0].shape[0]
     height: gl.constexpr = rings[0].shape[1]
     width: gl.constexpr = rings[0].shape[2]
-    tile: gl.constexpr = _tile(rings[0].dtype, gl.num_warps())
+    tile: gl.constexpr = _tile(width, gl.num_warps())
     part = gl.program_id(0) % parts
     own = gl.arange(0, height, gl.SliceLayout(1, tile)) * parts + part
     blocks = (count + height - 1) // height
@@ -116,7 +116,7 @@ def _subtract(
     height: gl.constexpr = rings[0].shape[1]
     width: gl.constexpr = rings[0].shape[2]
     warps: gl.constexpr = gl.num_warps()
-    tile: gl.constexpr = _tile(rings[0].dtype, warps)
+    tile: gl.constexpr = _tile(width, warps)
     table: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
     part = gl.program_id(0) % parts
     # Entry [k, j] is what program j contributes to row k.
@@ -160,7 +160,7 @@ def _subtract(
 def project_out_kernel(
     g, rows, out, contributions, seeds, count, size, stride, seed_stride,
     groups: gl.constexpr, parts: gl.constexpr, parts_rounded: gl.constexpr, height: gl.constexpr,
-    pieces: gl.constexpr, stages: gl.constexpr, loaders: gl.constexpr,
+    pieces: gl.constexpr, width: gl.constexpr, stages: gl.constexpr, loaders: gl.constexpr,
     subtracters: gl.constexpr,
 ):  # fmt: skip
     """out[s] = g[s] − Σ_k ⟨v_k, g[s]⟩ v_k for every seed s.
@@ -169,8 +169,7 @@ def project_out_kernel(
     """
     kind: gl.constexpr = rows.dtype.element_ty
     warps: gl.constexpr = gl.num_warps()
-    tile: gl.constexpr = _tile(kind, warps)
-    width: gl.constexpr = 128 // kind.primitive_bitwidth * 32 * warps
+    tile: gl.constexpr = _tile(width, warps)
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     # One ring of slots for each piece: the compiler sees that filling one leaves the others alone.
     rings = ()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 _ALIGNMENT = 128  # bytes: a line of a GPU's cache. Rows across its borders cost a third more time
 _WARPS = 4  # in each of the kernel's three groups
-_BYTES_OF_A_PIECE = 16 * 32 * _WARPS  # of one row, 16 in each thread
-_PIECES_OF_A_BLOCK = 10  # at most, where a row has no more: many small blocks hide latency best
+_PIECES = (16 * 32 * _WARPS,)  # bytes of one row, 16 in each thread
+_BYTES_OF_A_BLOCK = 20 << 10  # at most, where a row has no more: many small ones hide latency best
 _FEWEST_STAGES = 3
 _SPARE_BYTES = 2048  # of shared memory, for all that is not rows
 _LARGEST_INDEX = 2**31 - 1
@@ -83,7 +83,8 @@ class Plan:
         kernel: the compiled function.
         groups: seeds that are worked on at a time.
         parts: programs that share a seed.
-        pieces: of 2 kB of a row, that each program owns.
+        pieces: of a row, that each program owns.
+        width: columns in a piece.
         height: rows in a block.
         stages: blocks that are on the chip at a time.
     """
@@ -92,6 +93,7 @@ class Plan:
     groups: int
     parts: int
     pieces: int
+    width: int
     height: int
     stages: int
 
@@ -110,8 +112,8 @@ class Plan:
             self.kernel[(self.groups * self.parts,)](
                 g, rows, out, unpublished, seeds, count, size, rows.stride(1), rows.stride(0),
                 groups=self.groups, parts=self.parts, parts_rounded=_power_of_two(self.parts),
-                height=self.height, pieces=self.pieces, stages=self.stages, loaders=_WARPS,
-                subtracters=_WARPS, num_warps=_WARPS, launch_cooperative_grid=True,
+                height=self.height, pieces=self.pieces, width=self.width, stages=self.stages,
+                loaders=_WARPS, subtracters=_WARPS, num_warps=_WARPS, launch_cooperative_grid=True,
             )  # fmt: skip
         return out
 
@@ -131,20 +133,25 @@ def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Pl
     shared = getattr(
         properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
     )
-    room = (shared - _SPARE_BYTES) // _BYTES_OF_A_PIECE
-    columns = _BYTES_OF_A_PIECE // dtype.itemsize
+    room = shared - _SPARE_BYTES
     best: tuple[int, Plan] | None = None
-    for pieces in range(1, room // _FEWEST_STAGES + 1):
-        parts = -(-size // (pieces * columns))
-        if parts > processors:
-            continue
-        groups = min(processors // parts, seeds)
-        duration = pieces * -(-seeds // groups)
-        # Of two that take as long, the one with fewer parts: less to add up.
-        if best is None or duration <= best[0]:
-            height = _power_of_two(_PIECES_OF_A_BLOCK // pieces + 1) // 2 or 1
-            plan = Plan(kernel, groups, parts, pieces, height, room // (pieces * height))
-            best = duration, plan
+    for piece in _PIECES:
+        width = piece // dtype.itemsize
+        for pieces in range(1, room // (_FEWEST_STAGES * piece) + 1):
+            parts = -(-size // (pieces * width))
+            if parts > processors:
+                continue
+            groups = min(processors // parts, seeds)
+            duration = pieces * piece * -(-seeds // groups)
+            # Of two that take as long, the one with fewer and larger parts: less to add up.
+            if (
+                best is None
+                or duration < best[0]
+                or (duration == best[0] and parts < best[1].parts)
+            ):
+                height = _power_of_two(_BYTES_OF_A_BLOCK // (pieces * piece) + 1) // 2 or 1
+                stages = room // (pieces * piece * height)
+                best = duration, Plan(kernel, groups, parts, pieces, width, height, stages)
     return None if best is None else _tried(best[1], device, dtype, seeds, size)
 
 

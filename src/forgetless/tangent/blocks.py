@@ -12,7 +12,7 @@ from forgetless.tangent.factors import ALL, Left, OneHot, Right, by_position, cu
 # Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
 _SCRATCH = 1 << 23
 _GPU_SCRATCH = 1 << 27
-# Rows of a matrix product: fewer cost time, more only memory.
+# Rows of a matrix product: on a CPU fewer cost time and more only memory; a GPU likes all of them.
 _TALL = 1 << 10
 
 
@@ -201,7 +201,8 @@ def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: T
     inputs = values.transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
     deltas = left.dense(some).permute(1, 3, 0, 2).contiguous()  # (g, r, m, T)
     _, r, m, _ = deltas.shape
-    for few in cuts(len(weights), min(-(-_TALL // r), scratch(deltas) // deltas.numel())):
+    tall = len(weights) if deltas.is_cuda else -(-_TALL // r)
+    for few in cuts(len(weights), min(tall, scratch(deltas) // deltas.numel())):
         scaled = deltas.unsqueeze(1) * weights[few].view(1, -1, 1, m, 1)  # (g, few, r, m, T)
         products = multiplied(scaled.flatten(3).flatten(1, 2), inputs)
         out[few] += products.unflatten(1, (-1, r)).transpose(0, 1)

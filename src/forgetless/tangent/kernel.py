@@ -8,8 +8,9 @@ from torch import Tensor
 from forgetless.tangent.blocks import Block, Outer, scratch
 from forgetless.tangent.factors import Dense, cuts, inner
 
-# Rows of a symmetric product that are computed at once, from the diagonal to the right.
-_STRIPE = 1 << 9
+# Rows of a symmetric product that are computed at once, from the diagonal to the right: what saves
+# most of a CPU's work, and so many that a GPU is kept busy.
+_STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
 
 
 def add_kernel(a: Block, b: Block, out: Tensor) -> None:
@@ -35,19 +36,21 @@ def add_kernel(a: Block, b: Block, out: Tensor) -> None:
 
 def mirror(out: Tensor) -> None:
     """Copy what is above the diagonal of a square matrix below it."""
-    for some in cuts(len(out), _STRIPE):
+    for some in cuts(len(out), _stripe(out)):
         corner = out[some, some]
         corner.copy_(corner.triu() + corner.triu(1).T)
         out[some.stop :, some] = out[some, some.stop :].T
 
 
-def _pieces(
-    shape: tuple[int, int], size: tuple[int, int], symmetric: bool
-) -> Iterator[tuple[slice, slice]]:
+def _stripe(out: Tensor) -> int:
+    return _STRIPE.get(out.device.type, _STRIPE["cpu"])
+
+
+def _pieces(out: Tensor, size: tuple[int, int], symmetric: bool) -> Iterator[tuple[slice, slice]]:
     """Pieces of a matrix; of a symmetric one, those that reach the diagonal or are above it."""
-    rows, columns = shape
+    rows, columns = out.shape
     height, width = size
-    for mine in cuts(rows, min(height, _STRIPE) if symmetric else height):
+    for mine in cuts(rows, min(height, _stripe(out)) if symmetric else height):
         first = mine.start if symmetric else 0
         for theirs in cuts(columns - first, width):
             yield mine, slice(first + theirs.start, first + theirs.stop)
@@ -57,8 +60,7 @@ def _add_product(a: Tensor, b: Tensor, symmetric: bool, out: Tensor) -> None:
     """Add A Bᵀ."""
     left = a.to(out)
     right = left if symmetric else b.to(out)
-    shape = len(left), len(right)
-    for mine, theirs in _pieces(shape, shape, symmetric):
+    for mine, theirs in _pieces(out, (len(left), len(right)), symmetric):
         out[mine, theirs].addmm_(left[mine], right[theirs].T)
 
 
@@ -79,7 +81,7 @@ def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
     for left, right in a.uses:
         for other_left, other_right in b.uses:
             t, s = left.positions, other_left.positions
-            for mine, theirs in _pieces((a.n, b.n), (side // t, side // s), a is b):
+            for mine, theirs in _pieces(out, (side // t, side // s), a is b):
                 lefts = inner(left, other_left, mine, theirs, out)  # (g, m·T, m'·T')
                 rights = inner(right, other_right, mine, theirs, out)
                 if len(lefts) * t * s == 1:

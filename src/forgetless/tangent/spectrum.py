@@ -39,11 +39,9 @@ def leading_eigenpairs(
     n = len(gram)
     if count is None or n < _SMALL or 10 * count > n:
         return top_eigenpairs(gram, count, dtype=dtype)
-    solve = _filtered if gram.is_cuda else _krylov
-    found = solve(gram, count, max(1e-10, torch.finfo(dtype).eps))
-    if found is None or _missed_one(gram, *found):
-        return top_eigenpairs(gram, count, dtype=dtype)
-    return found
+    tolerance = max(1e-10, torch.finfo(dtype).eps)
+    found = _filtered(gram, count, tolerance) if gram.is_cuda else _krylov(gram, count, tolerance)
+    return top_eigenpairs(gram, count, dtype=dtype) if found is None else found
 
 
 def _krylov(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
@@ -72,7 +70,8 @@ def _krylov(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor]
             vectors = basis[:stop].T @ vectors
             # A space that has run out of directions goes on with rounding, not orthogonal to it.
             off = (vectors.T @ vectors - torch.eye(count).to(vectors)).abs().max()
-            return (values, vectors) if float(off) <= 1e-10 else None
+            complete = float(off) <= 1e-10 and not _missed_one(gram, values, vectors)
+            return (values, vectors) if complete else None
         check, last = _next_check(stop, excess, last), (stop, excess)
     return None
 

@@ -13,6 +13,7 @@ from forgetless.theory.grams import (
     gradient_memory,
     gram_grid,
     gram_overlap,
+    operator_overlap,
     sample_memory,
 )
 from forgetless.theory.learner import Learned, LinearTask, learn
@@ -70,6 +71,7 @@ __all__ = [
     "learn",
     "learned_overlap",
     "model_drift",
+    "operator_overlap",
     "overlap",
     "overlap_spectrum",
     "principal_angles",

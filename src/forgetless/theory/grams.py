@@ -25,6 +25,9 @@ class KernelFeatures(Protocol):
     def cross_gram(self, other: Self, /) -> Tensor:
         """φ φ'ᵀ, (n, n')."""
 
+    def __matmul__(self, v: Tensor, /) -> Tensor:
+        """Φ v: (p, k) → (n, k)."""
+
 
 def gram_grid(features: Sequence[KernelFeatures]) -> list[list[Tensor]]:
     """The grid of the blocks K_st = φ_s φ_tᵀ; those below the diagonal are transposes."""
@@ -88,6 +91,30 @@ def gram_overlap(
             whitened = (vectors / roots).T @ products  # orthonormal directions' inner products
             cross = cross - whitened[:, s].T @ whitened[:, k]
     (source_roots, u), (target_roots, v) = _roots(joint[s, s], rtol), _roots(joint[k, k], rtol)
+    return (u / source_roots).T @ cross @ (v / target_roots)
+
+
+def operator_overlap(
+    source: KernelFeatures,
+    target: KernelFeatures,
+    basis: Tensor | None = None,
+    *,
+    rtol: float = RTOL,
+) -> Tensor:
+    """O^{s→k} = W_sᵀ (φ_s φ_kᵀ − φ_s Bᵀ B φ_kᵀ) W_k with W = U Σ⁻¹, without V, (r_s, r_k).
+
+    Equal to `overlap` up to the signs of singular vectors.
+
+    Arguments:
+        source, target: φ_s and φ_k, as operators.
+        basis: B_{k−1}, (K, p), orthonormal rows, or rows of zeros; None is T = I.
+        rtol: relative cutoff of singular values. Of features in float32, 1e-4 keeps what `B φᵀ`
+            rounds below 1e-3 of a cosine.
+    """
+    cross = source.cross_gram(target)
+    if basis is not None and len(basis):
+        cross = cross - float64(source @ basis.T) @ float64(target @ basis.T).T
+    (source_roots, u), (target_roots, v) = (_roots(phi.gram(), rtol) for phi in (source, target))
     return (u / source_roots).T @ cross @ (v / target_roots)
 
 

@@ -1,0 +1,204 @@
+"""The tables of results/bench/README.md, from the JSON that the benchmarks leave there.
+
+    python benchmarks/tables.py
+
+A test rebuilds the page and fails if it differs.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FOLDER = Path(__file__).parent.parent / "results" / "bench"
+
+INTRODUCTION = """\
+# Benchmarks
+
+Measured by `make bench` (two cores) and `make bench-gpu` (one H200); the JSON beside this page has
+every repeat. References and floors are measured in the same run as what they are compared with. A
+floor is the bytes that must be read over the measured bandwidth, or the operations over the
+measured rate. Times are medians, with the smallest and the largest in brackets.
+"""
+
+
+def page(folder: Path = FOLDER) -> str:
+    """The whole page."""
+    read = {p.stem: json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.json"))}
+    parts = [INTRODUCTION]
+    for title, names, build in SECTIONS:
+        if all(name in read for name in names):
+            parts.append(f"## {title}\n\n" + build(*(read[name] for name in names)))
+    return "\n".join(parts)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def span(values: Sequence[float], factor: float = 1.0, digits: int = 2) -> str:
+    """Median, and from smallest to largest."""
+    low, middle, high = (factor * f(values) for f in (min, median, max))
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def runs(gpu: dict[str, Any]) -> str:
+    """Whole runs on a GPU."""
+    rows = [
+        [
+            f"{run['scenario']}, {run['method']}",
+            f"{run['seconds']:.1f}",
+            *(f"{run['parts'][part]:.1f}" for part in ("training", "consolidation", "evaluation")),
+            f"{sum(run['average_accuracy']) / len(run['average_accuracy']):.2f}",
+        ]
+        for run in gpu["runs"]
+    ]
+    headings = ["five seeds, protocol released", "seconds", "training", "consolidation"]
+    words = (
+        f"\n{gpu['versions']['device']}, torch {gpu['versions']['torch']}. From the configuration "
+        "to the trace, data loading included. The first run on a machine compiles kernels, about "
+        "six seconds, which are kept on its disk.\n"
+    )
+    return table([*headings, "evaluation", "A_T"], rows) + words
+
+
+def gpu_projection(gpu: dict[str, Any]) -> str:
+    """Projections on a GPU against two products and the floor."""
+    rows = [
+        [
+            f"{case['dtype'].removeprefix('torch.')}, {case['rows']:,} rows",
+            span(case["seconds"], 1e6, 0),
+            f"{case['ratio']:.2f}",
+            f"{median(case['two_products']) / median(case['seconds']):.2f}",
+            f"{case['error']:.0e}",
+        ]
+        for case in gpu["projection"]
+    ]
+    headings = ["five seeds, 113,610 parameters", "µs", "× floor (one pass)"]
+    return table([*headings, "× faster than two products", "relative error"], rows)
+
+
+def gpu_step(gpu: dict[str, Any]) -> str:
+    """A training step, recorded and launched from Python."""
+    kinds = [name.removesuffix(", recorded") for name in gpu["step"] if name.endswith("recorded")]
+    rows = []
+    for kind in kinds:
+        recorded, launched = (gpu["step"][f"{kind}, {how}"] for how in ("recorded", "from Python"))
+        ratio = median(launched) / median(recorded)
+        rows.append([kind, span(recorded, 1e6, 0), f"{1e6 * median(launched):.0f}", f"{ratio:.1f}"])
+    return table(["five seeds, batch 32", "recorded, µs", "from Python, µs", "ratio"], rows)
+
+
+def guard(cpu: dict[str, Any]) -> str:
+    """What a guard costs on a CPU."""
+    rows = []
+    for case in cpu["cases"]:
+        row = [
+            f"{case['model']}, {case['parameters']:,}",
+            f"{case['directions']:,}",
+            f"{case['overhead']:.2f} ({case['spread'][0]:.2f} to {case['spread'][1]:.2f})",
+        ]
+        if one := case.get("projection"):
+            passes = "1 pass" if one["passes"] == 1 else "2 passes"
+            low, high = one["spread"]
+            row += [
+                f"{1e3 * one['ours_s']:.2f}",
+                f"{one['times_floor']:.2f} ({low:.2f} to {high:.2f}) of {passes}",
+                f"{one['columns_over_ours']:.1f}",
+            ]
+        rows.append(row + [""] * (6 - len(row)))
+    headings = ["model, parameters", "directions", "step with guard ÷ without", "projection, ms"]
+    return table([*headings, "× floor", "× faster than columns"], rows)
+
+
+def consolidation(subspace: dict[str, Any], tangent: dict[str, Any]) -> str:
+    """Factored projections, consolidation and Gram matrices on a CPU."""
+    factored, summary = subspace["factored"], subspace["consolidation"]
+    gram, top = tangent["gram"], tangent["top"]
+    ours = median(gram["forgetless"]["seconds"])
+    leading = median(top["forgetless"]["seconds"])
+    rows = [
+        [
+            f"factored OGD, {factored['samples']:,} samples, one projection",
+            span(factored["ours_s"], 1e3) + " ms",
+            f"{factored['times_floor']:.1f}",
+            f"{factored['columns_over_ours']:.1f} × dense columns",
+        ]
+    ]
+    for name, ratio in summary["usual_over_ours"].items():
+        seconds, floor = span(summary["ours_s"]) + " s", f"{summary['times_floor']:.1f}"
+        what = "consolidation of 3,000 samples into 100 directions"
+        rows.append([what, seconds, floor, f"{ratio:.1f} × a loop and {name}"])
+    for name, other in gram.items():
+        if name != "forgetless":
+            ratio, floor = median(other["seconds"]) / ours, ours / tangent["floors"]["gram"]
+            what = "Gram matrix of 3,000 samples"
+            rows.append([what, f"{ours:.2f} s", f"{floor:.1f}", f"{ratio:.1f} × {name}"])
+    for name, other in top.items():
+        if name != "forgetless":
+            ratio, floor = median(other["seconds"]) / leading, leading / tangent["floors"]["top"]
+            what = "top 100 directions, features included"
+            faster = f"{ratio:.1f} × {name} on ready features"
+            rows.append([what, f"{leading:.2f} s", f"{floor:.1f}", faster])
+    words = (
+        f"\nA stored sample takes {factored['bytes_a_sample']:,.0f} bytes, "
+        f"{factored['row_over_sample']:.0f} times less than a row.\n"
+    )
+    return table(["MLP 784-100-100-10, two cores", "time", "× floor", "faster than"], rows) + words
+
+
+def growth(subspace: dict[str, Any]) -> str:
+    """Fitted exponents."""
+    rows = [
+        [
+            name,
+            ", ".join(f"{size:,}" for size in curve["sizes"]),
+            ", ".join(f"{1e3 * s:.1f}" for s in curve["seconds"]),
+            f"{curve['exponent']:.2f}",
+        ]
+        for name, curve in subspace["growth"].items()
+    ]
+    return table(["time grows with", "sizes", "ms", "exponent"], rows)
+
+
+def large(of: dict[str, Any]) -> str:
+    """A model of 124 million parameters."""
+    rows = [
+        [
+            f"{case['protected']}, {case['parameters'] / 1e6:.1f}M, {case['storage']}",
+            str(case["tasks"]),
+            f"{1e3 * case['plain_s']:.1f}",
+            f"{1e3 * case['guarded_s']:.1f}",
+            f"{100 * case['share_of_step']:.1f} %",
+            f"{case['times_floor']:.2f}",
+        ]
+        for case in of["cases"]
+    ]
+    headings = ["protected", "tasks", "step, ms", "with guard, ms", "share of the step"]
+    words = (
+        f"\n{of['device']}, torch {of['torch']}: GPT-2-small's shape, 8 × 512 tokens, bfloat16 "
+        "autocast, AdamW, 64 directions a task. The floor is two passes over the rows.\n"
+    )
+    return table([*headings, "× floor"], rows) + words
+
+
+SECTIONS = (
+    ("Whole runs on one GPU", ["gpu"], runs),
+    ("Projection on one GPU", ["gpu"], gpu_projection),
+    ("Training step on one GPU", ["gpu"], gpu_step),
+    ("A large model on one GPU", ["large"], large),
+    ("What a guard costs on two cores", ["guard-cpu"], guard),
+    (
+        "Consolidation, Gram matrices and factored projections",
+        ["subspace", "tangent"],
+        consolidation,
+    ),
+    ("Growth", ["subspace"], growth),
+)
+
+
+if __name__ == "__main__":
+    (FOLDER / "README.md").write_text(page(), "utf-8")

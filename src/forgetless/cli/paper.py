@@ -1,0 +1,150 @@
+"""The command `forgetless paper`: rebuild the paper's evidence, and say what holds."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from forgetless.config import resolve
+from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
+
+paper_app = typer.Typer(
+    help="Rebuild the tables, figures and verdicts of the paper that forgetless implements."
+)
+
+ScaleName = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        metavar="full|small",
+        help="The paper's own size, for a GPU; or small, on digits in minutes.",
+    ),
+]
+Runs = Annotated[
+    Path | None,
+    typer.Option("--runs", help="Folder of trained runs, used again.  [default: runs/paper]"),
+]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        "--results",
+        help="Folder of the results.  [default: results/paper; small: runs/paper-small/results]",
+    ),
+]
+PageFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--page", help="The page.  [default: docs/paper.md; small: runs/paper-small/paper.md]"
+    ),
+]
+
+_SMALL = Path("runs/paper-small")
+
+
+@paper_app.command("list")
+def list_command() -> None:
+    """Show what can be built."""
+    table = Table("name", "what it is", "in the paper")
+    for name, artefact in ARTEFACTS.items():
+        table.add_row(name, artefact.title, artefact.place)
+    Console().print(table)
+
+
+@paper_app.command("build")
+def build_command(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME…|all", help="`forgetless paper list` shows them.")
+    ],
+    scale: ScaleName = "full",
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="How many, or which.  [default: 5; small: 2]"),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "auto",
+    runs: Runs = None,
+    results: Results = None,
+    page: PageFile = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder with datasets.")] = None,
+) -> None:
+    """Train what is missing, measure, and rebuild the page.
+
+    Run again after an interruption, it goes on where it was: finished runs are used again.
+    """
+    size = scale_named(scale)
+    if seeds is not None:
+        resolve("rotated-digits", "sgd", seeds=seeds).seed_list()
+        size = replace(size, seeds=seeds)
+    where, file = _places(scale, results, page)
+    plan = Plan(size, runs or Path("runs/paper"), where, data, device)
+    with _Bar() as bar:
+        build(chosen(names), plan, bar)
+    _write(where, file)
+
+
+@paper_app.command("page")
+def page_command(scale: ScaleName = "full", results: Results = None, page: PageFile = None) -> None:
+    """Rebuild the page and its figures from the results, without training."""
+    _write(*_places(scale, results, page))
+
+
+def _places(scale: str, results: Path | None, page: Path | None) -> tuple[Path, Path]:
+    """The folder of the results and the page; those of the full scale are never written over."""
+    scale_named(scale)
+    small = scale == "small"
+    return (
+        results or (_SMALL / "results" if small else Path("results/paper")),
+        page or (_SMALL / "paper.md" if small else Path("docs/paper.md")),
+    )
+
+
+def _write(results: Path, page: Path) -> None:
+    write_page(results, page, page.parent / "images" / "paper")
+    Console().print(f"The page is {page}", soft_wrap=True, markup=False, highlight=False)
+
+
+@final
+class _Bar:
+    """Where a build is and how long it will take; on a terminal a bar, else a line a run."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bars = Progress(
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.description}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._bar = self._bars.add_task("", total=1.0)
+        self._started = time.perf_counter()
+        self._what = ""
+
+    def __enter__(self) -> "_Bar":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, stage: Stage) -> None:
+        """Show a stage."""
+        if stage.done == 0:
+            self._started = time.perf_counter()
+            self._bars.reset(self._bar)
+        total = max(stage.total, 1.0)
+        self._bars.update(self._bar, description=stage.what, completed=stage.done, total=total)
+        if stage.fresh and not self._console.is_terminal:
+            self._console.print(self._line(stage), soft_wrap=True, markup=False, highlight=False)
+
+    def _line(self, stage: Stage) -> str:
+        spent = time.perf_counter() - self._started
+        if not 0 < stage.done < stage.total:
+            return stage.what
+        left = spent * (stage.total - stage.done) / stage.done
+        return f"{stage.what}; {spent:.0f} s so far, about {left:.0f} s left"

@@ -1,0 +1,17 @@
+"""The paper's evidence rebuilt: its tables, its figures, and a verdict on each of its claims."""
+
+from forgetless.paper.build import Plan, Stage, build
+from forgetless.paper.page import write_page
+from forgetless.paper.registry import ARTEFACTS, chosen
+from forgetless.paper.scale import SCALES, scale_named
+
+__all__ = [
+    "ARTEFACTS",
+    "SCALES",
+    "Plan",
+    "Stage",
+    "build",
+    "chosen",
+    "scale_named",
+    "write_page",
+]

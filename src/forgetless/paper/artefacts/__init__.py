@@ -1,0 +1,1 @@
+"""The artefacts, one file each; `registry` has the list."""

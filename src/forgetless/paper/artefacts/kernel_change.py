@@ -1,0 +1,121 @@
+"""How much the tangent kernel of PCA-OGD's network moves over the tasks, by dataset size."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.numbers import mean, table
+from forgetless.paper.pictures import NAMES, Pictures, panels
+from forgetless.paper.scale import Scale
+from forgetless.paper.store import Results
+from forgetless.paper.work import Run, Workshop
+from forgetless.theory import kernel_change
+
+BENCHMARKS = ("permuted", "rotated", "cifar")
+_COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#009E73")  # the paper's actual size is green
+
+
+def _run(scale: Scale, benchmark: str, per_class: int) -> Run:
+    """PCA-OGD on so many training images of a class; the most are those of Table 1's run."""
+    sizes = scale.benchmarks[benchmark].sizes
+    settings: dict[str, Any] = {}
+    if per_class != sizes[-1]:
+        settings["train_per_class"] = per_class
+    return Run(scale.config(benchmark, "pca-ogd", **settings), weights=True)
+
+
+def runs(scale: Scale, results: Results) -> list[Run]:
+    """Every size on every benchmark."""
+    return [_run(scale, b, n) for b in BENCHMARKS for n in scale.benchmarks[b].sizes]
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """‖K_t − K_0‖ / ‖K_0‖ on samples of task 1 after every task, (S, T), and of each task alone."""
+    scale = workshop.scale
+    data: dict[str, Any] = {}
+    for benchmark in BENCHMARKS:
+        for per_class in scale.benchmarks[benchmark].sizes:
+            replay = workshop.replay(_run(scale, benchmark, per_class))
+            samples = replay.samples(0, scale.overlap_samples, "samples of the kernel's change")
+            first = [phi.gram() for phi in replay.features(samples)]
+            before, since_start, in_task = first, [], []
+            for task in range(scale.tasks(benchmark)):
+                replay.at(task)
+                now = [phi.gram() for phi in replay.features(samples)]
+                pairs = zip(first, before, now, strict=True)
+                changes = [(kernel_change(a, c), kernel_change(b, c)) for a, b, c in pairs]
+                since_start.append([of[0] for of in changes])
+                in_task.append([of[1] for of in changes])
+                before = now
+            data.setdefault(benchmark, {})[str(per_class)] = {
+                "since start": np.transpose(since_start),
+                "in task": np.transpose(in_task),
+            }
+    return data
+
+
+def growth(data: Data, benchmark: str) -> tuple[float, float]:
+    """Of the change at the end the share that is there after task 1; and R² of a line through it.
+
+    For the size that the experiments use.
+    """
+    curve = np.mean(list(data[benchmark].values())[-1]["since start"], 0)
+    tasks = np.arange(len(curve))
+    if len(curve) < 3:
+        return float(curve[0] / curve[-1]), 1.0
+    rest = curve - np.polyval(np.polyfit(tasks, curve, 1), tasks)
+    linear = 1 - float(rest @ rest) / float(np.sum((curve - curve.mean()) ** 2) or 1)
+    return float(curve[0] / curve[-1]), linear
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """Change after the first, a middle and the last task."""
+    rows = []
+    for benchmark, sizes in data.items():
+        for size, of in sizes.items():
+            curve = np.transpose(of["since start"])
+            picked = [curve[0], curve[len(curve) // 2], curve[-1]]
+            last = mean(np.transpose(of["in task"])[-1])
+            cells = [f"{mean(c):.2f}" for c in picked]
+            rows.append([f"{NAMES[benchmark]}, {size} a class", *cells, f"{last:.3f}"])
+    headings = [
+        "‖K − K₀‖ / ‖K₀‖",
+        "after task 1",
+        "half way",
+        "at the end",
+        "in the last task alone",
+    ]
+    return [
+        *table(headings, rows),
+        pictures.add("kernel-change", "Change of the tangent kernel", lambda: _figure(data)),
+        "",
+        "*Change of the tangent kernel of PCA-OGD's network on samples of task 1 since "
+        "initialisation, by training images of a class; green is what the experiments use.*",
+        "",
+    ]
+
+
+def _figure(data: Data) -> Figure:
+    figure, axes = panels(list(data))
+    for panel, sizes in zip(axes, data.values(), strict=True):
+        for (size, of), colour in zip(sizes.items(), _COLOURS[-len(sizes) :], strict=True):
+            curve = np.mean(of["since start"], 0)
+            tasks = np.arange(1, len(curve) + 1)
+            panel.plot(tasks, curve, "o-", ms=3, color=colour, label=f"{size} a class")
+        panel.set_xlabel("after task")
+        panel.set_ylim(bottom=0)
+        panel.legend(fontsize=7)
+    axes[0].set_ylabel("‖K − K₀‖ / ‖K₀‖")
+    return figure
+
+
+ARTEFACT = Artefact(
+    "kernel-change",
+    "Change of the tangent kernel",
+    'appendix "NTK changes"',
+    measure,
+    show,
+    runs,
+)

@@ -1,0 +1,117 @@
+"""The algorithm-summary table, with what each method really keeps, and what the PCA step costs."""
+
+from typing import Any
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefacts import table1
+from forgetless.paper.numbers import table
+from forgetless.paper.pictures import LABELS, NAMES, Pictures
+from forgetless.paper.scale import Scale
+from forgetless.paper.store import Results
+from forgetless.paper.work import Run, Workshop
+from forgetless.subspace import Subspace
+
+BENCHMARKS = ("rotated", "cifar")
+# Method, and how its directions are kept.
+KEPT = (
+    ("sgd", "dense"),
+    ("ewc", "dense"),
+    ("a-gem", "dense"),
+    ("ogd", "dense"),
+    ("ogd", "factored"),
+    ("pca-ogd", "dense"),
+    ("pca-ogd", "bfloat16"),
+)
+_WORDS = {
+    "sgd": ("nothing", "no"),
+    "ewc": ("Fisher diagonal, one anchor", "no"),
+    "a-gem": ("samples", "yes, every step"),
+    "ogd": ("gradients of samples", "no"),
+    "pca-ogd": ("top principal directions of gradients", "no"),
+}
+
+
+def runs(scale: Scale, results: Results) -> list[Run]:
+    """The runs whose time at the ends of tasks is compared."""
+    return [table1.cell_run(scale, b, m) for b in scale.benchmarks for m in ("ogd", "pca-ogd")]
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """Bytes of a seed's memory while the last task is learned, and seconds of consolidation."""
+    scale = workshop.scale
+    memory = {
+        b: {f"{m} {kept}": kept_bytes(workshop, b, m, kept) for m, kept in KEPT} for b in BENCHMARKS
+    }
+    one_task = {b: kept_bytes(workshop, b, "ogd", "factored", tasks=1) for b in BENCHMARKS}
+    seconds: dict[str, Any] = {}
+    for benchmark in scale.benchmarks:
+        for method in ("ogd", "pca-ogd"):
+            timings = workshop.trace(table1.cell_run(scale, benchmark, method)).timings
+            parts = {part: timings[part] for part in ("training", "consolidation")}
+            seconds.setdefault(benchmark, {})[method] = parts
+    return {
+        "memory": scale.memory,
+        "tasks": {b: scale.tasks(b) for b in BENCHMARKS},
+        "bytes": memory,
+        "factored, one task": one_task,
+        "seconds": seconds,
+    }
+
+
+def kept_bytes(
+    workshop: Workshop, benchmark: str, method: str, storage: str, tasks: int | None = None
+) -> int:
+    """Bytes that a method keeps for one seed of all tasks but the last (or of so many).
+
+    They do not depend on the weights, so nothing is trained for this.
+    """
+    scale = workshop.scale
+    # PCA keeps as much however many samples it looks at.
+    settings: dict[str, Any] = {"seeds": "1", "samples": 2 * scale.memory, "storage": storage}
+    replay = workshop.untrained(scale.config(benchmark, method, **settings))
+    for task in range(scale.tasks(benchmark) - 1 if tasks is None else tasks):
+        replay.remember(task)
+    state = replay.learner.state
+    if isinstance(state, Subspace):
+        return state.nbytes
+    return sum(tensor.nbytes for tensor in state.tensors(0).values())
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """What is kept, in words and bytes, and the time of the PCA step."""
+    rows = []
+    for variant in data["bytes"][BENCHMARKS[0]]:
+        method, kept = variant.split()
+        name = LABELS[method] + ("" if kept == "dense" else f", {kept}")
+        cells = [f"{data['bytes'][b][variant] / 1e6:.2f} MB" for b in BENCHMARKS]
+        rows.append([name, *_WORDS[method], *cells])
+    time = [
+        [
+            NAMES[benchmark],
+            *(
+                f"{of[m]['consolidation']:.1f} of {sum(of[m].values()):.0f} s"
+                for m in ("ogd", "pca-ogd")
+            ),
+            f"{of['pca-ogd']['consolidation'] / max(of['ogd']['consolidation'], 1e-9):.1f}",
+        ]
+        for benchmark, of in data["seconds"].items()
+    ]
+    headings = ["", "kept", "gradients recomputed", *(f"{NAMES[b]}, one seed" for b in BENCHMARKS)]
+    return [
+        *table(headings, rows),
+        f"Measured with {data['memory']} samples or directions of each task, while the last task "
+        "is learned. Factored, a sample's gradient is kept as its layers' inputs and output "
+        "gradients, exactly.",
+        "",
+        *table(["at the ends of tasks, all seeds", "OGD", "PCA-OGD", "ratio"], time),
+    ]
+
+
+ARTEFACT = Artefact(
+    "methods",
+    "Algorithm summary, with measured memory; the cost of the PCA step",
+    'appendix, "Algorithms summary" and "Computational overhead of PCA-OGD"',
+    measure,
+    show,
+    runs,
+)

@@ -1,0 +1,158 @@
+"""Overlap of task 1 with later tasks, and the drop in accuracy on it: evolution and drop figure."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefacts import more_methods, table1
+from forgetless.paper.artefacts.memory_sweep import sweep_run
+from forgetless.paper.numbers import mean, shown, std, table
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.scale import Scale
+from forgetless.paper.spectra import overlap_with_first
+from forgetless.paper.store import Results
+from forgetless.paper.work import Run, Workshop
+
+DROP = "rotated"  # the benchmark of the drop figure, with all memories
+BENCHMARKS = (DROP, "cifar", "permuted")
+
+
+def targets(scale: Scale, benchmark: str) -> list[int]:
+    """The later tasks that are looked at, from 0: the next, two between, the last."""
+    tasks = scale.tasks(benchmark)
+    return sorted({1, tasks // 3, 2 * tasks // 3, tasks - 1})
+
+
+def variants(scale: Scale, benchmark: str) -> dict[str, Run]:
+    """The runs of a benchmark by "method memory"."""
+    few = (scale.memories[0], scale.memories[-1])
+    found = {
+        f"sgd {scale.memory}": table1.cell_run(scale, benchmark, "sgd"),
+        f"gem-nt {scale.memory}": more_methods.cell_run(scale, benchmark, "gem-nt"),
+    }
+    for memory in scale.memories if benchmark == DROP else few:
+        for method in ("ogd", "pca-ogd"):
+            found[f"{method} {memory}"] = sweep_run(scale, benchmark, method, memory)
+    return found
+
+
+def runs(scale: Scale, results: Results) -> list[Run]:
+    """All of them."""
+    return [run for b in BENCHMARKS for run in variants(scale, b).values()]
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """Spectra of O(1→k) at the weights with which task k starts, and the drop on task 1."""
+    scale = workshop.scale
+    data: dict[str, Any] = {}
+    for benchmark in BENCHMARKS:
+        for variant, run in variants(scale, benchmark).items():
+            replay, later = workshop.replay(run), {}
+            for task in range(scale.tasks(benchmark) - 1):
+                replay.at(task)
+                replay.remember(task)
+                if task + 1 in targets(scale, benchmark):
+                    found = overlap_with_first(replay, task + 1, scale.overlap_samples)
+                    later[str(task + 2)] = {name: found[name] for name in ("largest", "mean")}
+            accuracy = workshop.trace(run).accuracy
+            drop = accuracy[:, 0, 0] - accuracy[:, -1, 0]
+            data.setdefault(benchmark, {})[variant] = {"later": later, "drop": drop}
+    return data
+
+
+def points(data: Data) -> list[tuple[str, float, float]]:
+    """Of the drop figure: variant, largest singular value for the last task, drop."""
+    found = []
+    for variant, of in data[DROP].items():
+        last = list(of["later"].values())[-1]
+        found.append((variant, mean(last["largest"]), mean(of["drop"])))
+    return found
+
+
+def rank_correlation(data: Data) -> float:
+    """Spearman's, of overlap and drop over the points of the drop figure."""
+    _, overlap, drop = zip(*points(data), strict=True)
+    return float(spearmanr(overlap, drop).statistic)
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """The largest singular value by task, the drop, and both figures."""
+    lines = []
+    for benchmark, variants_ in data.items():
+        tasks = list(next(iter(variants_.values()))["later"])
+        rows = [
+            [
+                _label(variant),
+                *(f"{mean(of['later'][t]['largest']):.3f}" for t in tasks),
+                shown(of["drop"]),
+            ]
+            for variant, of in variants_.items()
+        ]
+        headings = [NAMES[benchmark], *(f"O(1→{t})" for t in tasks), "drop on task 1, points"]
+        lines += table(headings, rows)
+    return [
+        "Largest singular value of O(1→k), at the weights with which task k starts and with what "
+        "the method has stored by then, and the drop in accuracy on task 1 until the end.",
+        "",
+        *lines,
+        pictures.add("overlap-drop", "Drop in accuracy against overlap", lambda: _figure(data)),
+        "",
+        "*Left: drop in accuracy on task 1 against the largest singular value of O(1→last), one "
+        "point a method and memory, ± one standard deviation. Others: the largest singular value "
+        "as tasks go by, for the largest memory.*",
+        "",
+    ]
+
+
+def _label(variant: str) -> str:
+    method, memory = variant.split()
+    return LABELS[method] if method in ("sgd", "gem-nt") else f"{LABELS[method]} {memory}"
+
+
+def _figure(data: Data) -> Figure:
+    figure, axes = panels(
+        [f"{NAMES[DROP]}: drop", *(f"{NAMES[b]}: evolution" for b in data)], width=2.5
+    )
+    for variant, of in data[DROP].items():
+        method, memory = variant.split()
+        last = list(of["later"].values())[-1]["largest"]
+        axes[0].errorbar(
+            mean(last), mean(of["drop"]), std(of["drop"]), std(last), fmt="o", ms=4,
+            color=COLOURS[method],
+        )  # fmt: skip
+        words = LABELS[method] if method in ("sgd", "gem-nt") else memory
+        below = method == "sgd"  # where GEM-NT's point is close by
+        axes[0].annotate(
+            words,
+            (mean(last), mean(of["drop"])),
+            (-18, -10) if below else (4, 3),
+            textcoords="offset points",
+            fontsize=7,
+        )
+    axes[0].set_xlabel("largest singular value")
+    axes[0].set_ylabel("drop on task 1, points")
+    for panel, variants_ in zip(axes[1:], data.values(), strict=True):
+        most = max(int(v.split()[1]) for v in variants_ if "ogd" in v)
+        for variant, of in variants_.items():
+            method, memory = variant.split()
+            if "ogd" in method and int(memory) != most:
+                continue
+            tasks = [int(t) for t in of["later"]]
+            values = [mean(found["largest"]) for found in of["later"].values()]
+            panel.plot(tasks, values, "o-", ms=3, color=COLOURS[method], label=_label(variant))
+        panel.set_xlabel("task k")
+        panel.set_ylim(0, 1.05)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+ARTEFACT = Artefact(
+    "overlap-later",
+    "Overlap with later tasks, and what is lost",
+    "section 5.1, drop figure; appendix, evolution of the eigenvalues",
+    measure,
+    show,
+    runs,
+)

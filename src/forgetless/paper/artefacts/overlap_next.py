@@ -1,0 +1,99 @@
+"""Spectra of the overlap matrix O(1→2) for SGD, GEM-NT, OGD and PCA-OGD, by memory size."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefacts.table1 import cell_run
+from forgetless.paper.numbers import mean, table
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.scale import Scale
+from forgetless.paper.spectra import overlap_with_first
+from forgetless.paper.store import Results
+from forgetless.paper.work import Run, Workshop
+
+BENCHMARKS = ("rotated", "permuted", "cifar")
+
+
+def runs(scale: Scale, results: Results) -> list[Run]:
+    """One run a benchmark: until task 1 is learned all methods are the same."""
+    return [cell_run(scale, b, "sgd") for b in BENCHMARKS]
+
+
+def variants(scale: Scale) -> list[tuple[str, int]]:
+    """Methods and their memories."""
+    kept = [(m, d) for d in scale.memories for m in ("ogd", "pca-ogd")]
+    return [("sgd", scale.memory), ("gem-nt", scale.memory), *kept]
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """Spectra at the weights after task 1: benchmark → "method memory"."""
+    scale = workshop.scale
+    data: dict[str, Any] = {}
+    for benchmark in BENCHMARKS:
+        run = cell_run(scale, benchmark, "sgd")
+        for method, memory in variants(scale):
+            replay = workshop.replay(run, method, memory=memory)
+            replay.at(0)
+            replay.remember(0)
+            found = overlap_with_first(replay, 1, scale.overlap_samples)
+            data.setdefault(benchmark, {})[f"{method} {memory}"] = found
+    return data
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """The largest and the mean singular value, and the spectra."""
+    columns = list(data[BENCHMARKS[0]])
+    rows = [
+        [f"{NAMES[b]}, {what}", *(f"{mean(of[c][what]):.3f}" for c in columns)]
+        for b, of in data.items()
+        for what in ("largest", "mean")
+    ]
+    return [
+        *table(["singular values of O(1→2)", *map(_label, columns)], rows),
+        pictures.add("overlap-next", "Singular values of the overlap matrix of tasks 1 and 2",
+                     lambda: _figure(data)),
+        "",
+        "*Singular values of O(1→2), mean over seeds, at the weights after task 1. Lower means "
+        "less forgetting. Of OGD and PCA-OGD the smallest (dashed) and the largest memory.*",
+        "",
+    ]  # fmt: skip
+
+
+def _label(variant: str) -> str:
+    method, memory = variant.split()
+    return LABELS[method] if method in ("sgd", "gem-nt") else f"{LABELS[method]} {memory}"
+
+
+def _figure(data: Data) -> Figure:
+    figure, axes = panels(list(data))
+    memories = sorted({int(v.split()[1]) for v in next(iter(data.values())) if "ogd" in v})
+    for panel, of in zip(axes, data.values(), strict=True):
+        for variant, found in of.items():
+            method, memory = variant.split()
+            if "ogd" in method and int(memory) not in (memories[0], memories[-1]):
+                continue
+            panel.plot(
+                found["points"],
+                np.mean(found["spectrum"], 0),
+                "--" if "ogd" in method and int(memory) == memories[0] else "-",
+                color=COLOURS[method],
+                label=_label(variant),
+            )
+        panel.set_xlabel("index")
+        panel.set_ylim(0, 1.05)
+    axes[0].set_ylabel("singular value")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return figure
+
+
+ARTEFACT = Artefact(
+    "overlap-next",
+    "Overlap of tasks 1 and 2",
+    "section 5.2, figure on Rotated MNIST; appendix, Permuted MNIST",
+    measure,
+    show,
+    runs,
+)

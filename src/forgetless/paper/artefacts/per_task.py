@@ -1,0 +1,94 @@
+"""The four tables of final accuracy, task by task, released protocol."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefacts import table1
+from forgetless.paper.numbers import allowance, mean, std, table
+from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.printed_tasks import FINAL
+from forgetless.paper.scale import METHODS
+from forgetless.paper.work import Workshop
+
+LEAST = 2.5  # points of a task's accuracy that are never counted as a disagreement
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """Accuracy on every task at the end, (S, T) for each benchmark and method."""
+    return {
+        b: {
+            m: workshop.trace(table1.cell_run(workshop.scale, b, m)).accuracy[:, -1]
+            for m in METHODS
+        }
+        for b in workshop.scale.benchmarks
+    }
+
+
+def agreeing(data: Data) -> dict[str, tuple[int, int]]:
+    """For each benchmark how many of its printed cells agree, and how many there are."""
+    counts = {}
+    for benchmark, methods in data.items():
+        within = [
+            abs(mean(seeds) - printed) <= allowance(LEAST, spread, std(seeds))
+            for method, final in methods.items()
+            for printed, spread, seeds in zip(
+                *FINAL[benchmark][method], np.transpose(final), strict=False
+            )
+        ]
+        counts[benchmark] = sum(within), len(within)
+    return counts
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """How many cells agree, and all of them as a figure."""
+    counts = agreeing(data)
+    rows = [
+        [NAMES[benchmark], f"{good} of {of}", f"{100 * good / of:.0f} %"]
+        for benchmark, (good, of) in counts.items()
+    ]
+    good, of = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
+    rows.append(["all", f"{good} of {of}", f"{100 * good / of:.0f} %"])
+    return [
+        *table(["", "cells that agree", ""], rows),
+        f"A cell agrees within max({LEAST}, 2σ) points.",
+        "",
+        pictures.add("per-task", "Final accuracy of every task, here and in the paper",
+                     lambda: _figure(data)),
+        "",
+        "*Accuracy on each task at the end: lines here (band: ± one standard deviation), crosses "
+        "as printed.*",
+        "",
+    ]  # fmt: skip
+
+
+def _figure(data: Data) -> Figure:
+    figure, axes = panels(list(data), width=2.6, height=2.8)
+    for panel, (benchmark, methods) in zip(axes, data.items(), strict=True):
+        for method, final in methods.items():
+            values = np.asarray(final, float)
+            tasks = np.arange(1, values.shape[1] + 1)
+            centre, spread = values.mean(0), values.std(0)
+            colour = COLOURS[method]
+            panel.fill_between(
+                tasks, centre - spread, centre + spread, color=colour, alpha=0.15, lw=0
+            )
+            panel.plot(tasks, centre, color=colour, label=LABELS[method])
+            printed = FINAL[benchmark][method][0][: len(tasks)]
+            panel.plot(tasks[: len(printed)], printed, "x", color=colour, ms=4)
+        panel.set_xlabel("task")
+    axes[0].set_ylabel("final accuracy, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+ARTEFACT = Artefact(
+    "per-task",
+    "Final accuracy, task by task",
+    "appendix, tables of final accuracy",
+    measure,
+    show,
+    table1.runs,
+)

@@ -1,0 +1,87 @@
+"""EWC's strength, searched on images held out of the training set, for the corrected protocol."""
+
+from typing import Any
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.numbers import accuracies, mean, table
+from forgetless.paper.pictures import NAMES, Pictures
+from forgetless.paper.scale import Protocol, Scale
+from forgetless.paper.store import Results
+from forgetless.paper.work import Run, Workshop
+
+
+def variants(scale: Scale) -> list[tuple[str, Protocol]]:
+    """Benchmark and protocol of every search: both networks where the protocols' differ."""
+    pairs: list[tuple[str, Protocol]] = [(b, "corrected") for b in scale.benchmarks]
+    return pairs + [(b, "frozen") for b, of in scale.benchmarks.items() if of.network]
+
+
+def _run(scale: Scale, benchmark: str, protocol: Protocol, strength: float) -> Run:
+    config = scale.config(
+        benchmark,
+        "ewc",
+        protocol,
+        ewc_strength=strength,
+        seeds=scale.search_seeds,
+        validation_per_class=scale.validation,
+    )
+    return Run(config)
+
+
+def runs(scale: Scale, results: Results) -> list[Run]:
+    """Every strength for every variant."""
+    return [_run(scale, b, p, s) for b, p in variants(scale) for s in scale.strengths]
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """A_T on the held-out images of every strength, None where training diverged."""
+    data: dict[str, Any] = {}
+    for benchmark, protocol in variants(workshop.scale):
+        tried = {}
+        for strength in workshop.scale.strengths:
+            of = accuracies(workshop.trace(_run(workshop.scale, benchmark, protocol, strength)))
+            tried[f"{strength:g}"] = None if "diverged" in of else list(of["average"])
+        best = max((s for s in tried if tried[s]), key=lambda s: mean(tried[s]), default=None)
+        data[f"{benchmark} {protocol}"] = {"tried": tried, "chosen": best and float(best)}
+    return data
+
+
+def chosen(results: Results, benchmark: str, protocol: Protocol) -> float | None:
+    """The strength that the search chose, None if it has not been built or all diverged."""
+    record = results.get("ewc-strength", {"data": {}})
+    value = record["data"].get(f"{benchmark} {protocol}", {}).get("chosen")
+    return None if value is None else float(value)
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """A_T on held-out images for every strength."""
+    strengths = list(next(iter(data.values()))["tried"])
+    rows = [
+        [
+            _named(variant),
+            *(f"{mean(a):.1f}" if a else "diverged" for a in of["tried"].values()),
+            f"{of['chosen']:g}" if of["chosen"] else "none",
+        ]
+        for variant, of in data.items()
+    ]
+    return [
+        *table(["A_T on held-out images", *strengths, "chosen"], rows),
+        "The Fisher information is the mean over a task's samples here. The released code divides "
+        "its sum by 1,024, so its strength 10 is 98 on a task of 10,000 samples.",
+        "",
+    ]
+
+
+def _named(variant: str) -> str:
+    benchmark, protocol = variant.split()
+    return f"{NAMES[benchmark]}, {protocol}"
+
+
+ARTEFACT = Artefact(
+    "ewc-strength",
+    "EWC's strength, searched",
+    "appendix, hyperparameters",
+    measure,
+    show,
+    runs,
+)

@@ -1,0 +1,146 @@
+"""The worst-case toy: linear regression on data without structure, OGD against PCA-OGD."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.numbers import mean, shown, table
+from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
+from forgetless.paper.work import Workshop
+from forgetless.theory import (
+    OGD,
+    PCAOGD,
+    SGD,
+    LinearTask,
+    Projection,
+    explained_variance,
+    learn,
+    remembered,
+)
+
+TASKS, MEMORY, LOOKED_AT = 15, 25, 9  # as the paper says: tasks, memory of each, tasks shown
+_NOISE = 0.1
+_WEIGHT_DECAY = 10.0  # without it the test loss of n ≈ p samples is mostly fitted noise
+_SEEDS = 3
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """For every (n, p): explained variance, and relative rise of the loss by method.
+
+    The rise is the mean over the first nine tasks of the loss at the end minus that right after
+    the task, divided by the variance of the targets, on test samples, on the training samples and
+    on the samples that OGD remembers.
+    """
+    return {
+        f"{n} {p}": _setting(n, p, workshop.device) for n, p in workshop.scale.toy
+    }  # fmt: skip
+
+
+def _setting(n: int, p: int, device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {"explained": []}
+    for seed in range(_SEEDS):
+        generator = torch.Generator().manual_seed(seed)
+        tasks, tests = zip(*(_task(n, p, generator, device) for _ in range(TASKS)), strict=True)
+        first = tasks[0].features
+        curve = explained_variance(first @ first.T)
+        found["explained"].append(100 * float(curve[MEMORY - 1]))
+        methods: dict[str, Projection] = {
+            "sgd": SGD(),
+            "ogd": OGD(MEMORY, seed),
+            "pca-ogd": PCAOGD(MEMORY),
+        }
+        for name, method in methods.items():
+            learned = learn(tasks, method, weight_decay=_WEIGHT_DECAY)
+            weights = learned.weights
+            rises = []
+            for s in range(LOOKED_AT):
+                kept = remembered(MEMORY, seed, s, n)
+                own = LinearTask(
+                    tasks[s].features[kept], tasks[s].targets[kept], tasks[s].outputs[kept]
+                )
+                losses = [_losses(weights, task) for task in (tests[s], tasks[s], own)]
+                rises.append([float(loss[-1] - loss[s + 1]) for loss in losses])
+                if s == 0 and seed == 0:
+                    found.setdefault("curve", {})[name] = losses[0][1:]
+            of = found.setdefault("rise", {}).setdefault(name, [])
+            of.append(np.mean(rises, 0))
+    return found
+
+
+def _task(
+    n: int, p: int, generator: torch.Generator, device: torch.device
+) -> tuple[LinearTask, LinearTask]:
+    """Training and test samples of one task: x ~ N(0, I), y = ⟨x, w⟩ + ε with ‖w‖ = 1."""
+    w = torch.randn(p, generator=generator, dtype=torch.float64)
+    w = w / w.norm()
+    tasks = []
+    for _ in range(2):
+        x = torch.randn(n, p, generator=generator, dtype=torch.float64)
+        y = x @ w + _NOISE * torch.randn(n, generator=generator, dtype=torch.float64)
+        tasks.append(LinearTask(x.to(device), y.to(device), torch.zeros_like(y).to(device)))
+    return tasks[0], tasks[1]
+
+
+def _losses(weights: Tensor, task: LinearTask) -> list[float]:
+    """Mean squared error after each task over the targets' mean square, (T + 1,)."""
+    error = (task.features @ weights.T - task.targets.unsqueeze(1)).square().mean(0)
+    relative: Tensor = error / task.targets.square().mean()
+    return [float(value) for value in relative.cpu()]
+
+
+def rise(data: Data, setting: str, method: str, where: int) -> float:
+    """Mean rise of the loss: where is 0 for test, 1 for training, 2 for remembered samples."""
+    return mean([seed[where] for seed in data[setting]["rise"][method]])
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """Rise of the loss in every setting, and the loss of task 1 over time in one."""
+    rows = []
+    for setting, of in data.items():
+        n, p = setting.split()
+        for method in of["rise"]:
+            cells = [f"{rise(data, setting, method, where):+.2f}" for where in range(3)]
+            rows.append([f"n = {n}, p = {p}, {LABELS[method]}", shown(of["explained"]), *cells])
+    headings = [
+        "", f"% of variance in {MEMORY} components", "test", "training", "OGD's remembered samples",
+    ]  # fmt: skip
+    return [
+        f"{TASKS} tasks, x ~ N(0, I), a target of its own for each task, {MEMORY} samples or "
+        "directions kept of each; ridge regression. The paper states neither n nor p, only that 25 "
+        "components explain 26 %. Rise "
+        f"of the squared error on the first {LOOKED_AT} tasks, in units of the targets' variance:",
+        "",
+        *table(headings, rows),
+        pictures.add("toy", "Loss on task 1 over the tasks of the toy", lambda: _figure(data)),
+        "",
+        "*Test loss on task 1 after each task, one seed.*",
+        "",
+    ]
+
+
+def _figure(data: Data) -> Figure:
+    settings = list(data)
+    titles = ["n = {}, p = {}".format(*setting.split()) for setting in settings]
+    figure, axes = panels(titles, width=2.4)
+    for panel, setting in zip(axes, settings, strict=True):
+        for method, curve in data[setting]["curve"].items():
+            tasks = range(1, len(curve) + 1)
+            panel.plot(tasks, curve, color=COLOURS[method], label=LABELS[method])
+        panel.set_xlabel("after task")
+        panel.set_ylim(bottom=0)
+    axes[0].set_ylabel("loss on task 1")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+ARTEFACT = Artefact(
+    "toy",
+    "The worst case for PCA-OGD",
+    "appendix, worst-case scenario",
+    measure,
+    show,
+)

@@ -1,0 +1,143 @@
+"""Explained variance of the tangent features: when one looks decides what one sees."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefacts.table1 import cell_run
+from forgetless.paper.numbers import mean, table
+from forgetless.paper.pictures import NAMES, Pictures, panels
+from forgetless.paper.printed import VARIANCE
+from forgetless.paper.replay import Replay
+from forgetless.paper.scale import Scale
+from forgetless.paper.store import Results
+from forgetless.paper.work import Run, Workshop
+from forgetless.theory import explained_variance
+
+BENCHMARKS = ("permuted", "rotated", "cifar")
+# Name → task (from 0), weights after which task (-1 for the initial ones), centred.
+MOMENTS: dict[str, tuple[int, int, bool]] = {
+    "task 1, at initialisation": (0, -1, False),
+    "task 2, at initialisation": (1, -1, False),
+    "task 1, after training on it": (0, 0, False),
+    "task 1, after training on it, centred": (0, 0, True),
+    "task 2, before training on it": (1, 0, False),
+    "task 2, after training on it": (1, 1, False),
+    "task 2, after training on it, centred": (1, 1, True),
+}
+# The moment with which each column of the paper's table agrees.
+CONVENTION = {
+    "permuted": "task 2, at initialisation",
+    "rotated": "task 1, after training on it",
+    "cifar": "task 2, after training on it",
+}
+
+
+def runs(scale: Scale, results: Results) -> list[Run]:
+    """PCA-OGD's own runs."""
+    return [cell_run(scale, b, "pca-ogd") for b in BENCHMARKS]
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """Percent explained, (S, counts), by benchmark and moment; and for few components."""
+    scale = workshop.scale
+    counts = [*scale.variance_counts, scale.few]
+    data: dict[str, Any] = {"counts": list(scale.variance_counts), "few": scale.few}
+    for benchmark in BENCHMARKS:
+        replay = workshop.replay(cell_run(scale, benchmark, "pca-ogd"))
+        samples = scale.benchmarks[benchmark].variance_samples
+        found: dict[str, list[Any]] = {}
+        present = -1
+        for name, (task, after, centred) in MOMENTS.items():
+            if after != present:
+                replay.at(after)
+                present = after
+            found[name] = [
+                _percent(gram, counts, centred) for gram in _grams(replay, task, samples)
+            ]
+        data[benchmark] = {
+            name: {"percent": np.array(of)[:, :-1], "few": np.array(of)[:, -1]}
+            for name, of in found.items()
+        }
+    return data
+
+
+def _grams(replay: Replay, task: int, samples: int) -> list[torch.Tensor]:
+    drawn = replay.samples(task, samples, "samples of the explained variance")
+    return [phi.gram() for phi in replay.features(drawn)]
+
+
+def _percent(gram: torch.Tensor, counts: list[int], centred: bool) -> list[float]:
+    curve = 100 * explained_variance(gram, centred=centred)
+    return [float(curve[min(count, len(curve)) - 1]) for count in counts]
+
+
+def benchmarks(data: Data) -> dict[str, Any]:
+    """The data of the benchmarks alone."""
+    return {b: data[b] for b in BENCHMARKS}
+
+
+def show(data: Data, pictures: Pictures) -> list[str]:
+    """Percent explained at every moment, the paper's beside it."""
+    counts = [str(count) for count in data["counts"]]
+    rows = []
+    for benchmark, moments in benchmarks(data).items():
+        rows.append([f"**{NAMES[benchmark]}, paper**", *(f"{v:.1f}" for v in VARIANCE[benchmark])])
+        for name, of in moments.items():
+            mark = " ←" if name == CONVENTION[benchmark] else ""
+            rows.append([name + mark, *(f"{v:.1f}" for v in np.mean(of["percent"], 0))])
+    return [
+        *table(["percent of variance, components", *counts], rows),
+        "← the moment that the paper's column agrees with.",
+        "",
+        pictures.add("variance", "Explained variance by moment", lambda: _figure(data)),
+        "",
+        "*Explained variance against components. Crosses: the paper's table.*",
+        "",
+    ]
+
+
+def _figure(data: Data) -> Figure:
+    figure, axes = panels(list(BENCHMARKS))
+    shown_moments = {
+        "task 2, at initialisation": ("#999999", "-"),
+        "task 1, after training on it": ("#0072B2", "-"),
+        "task 2, before training on it": ("#E69F00", "--"),
+        "task 2, after training on it": ("#D55E00", "-"),
+    }
+    for panel, benchmark in zip(axes, BENCHMARKS, strict=True):
+        for name, (colour, line) in shown_moments.items():
+            values = np.mean(data[benchmark][name]["percent"], 0)
+            panel.plot(data["counts"], values, line, color=colour, label=name)
+        panel.plot(data["counts"], VARIANCE[benchmark], "kx", label="paper")
+        panel.set_xscale("log")
+        panel.set_xlabel("components")
+        panel.set_ylim(0, 102)
+    axes[0].set_ylabel("variance explained, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def matched(data: Data, benchmark: str) -> list[float]:
+    """Differences from the paper's column at the moment that it agrees with, in points."""
+    of = np.mean(data[benchmark][CONVENTION[benchmark]]["percent"], 0)
+    return [float(d) for d in of - np.array(VARIANCE[benchmark])]
+
+
+def at(data: Data, benchmark: str, moment: str, count: int) -> float:
+    """Percent that so many components explain at a moment, mean over seeds."""
+    column = data["counts"].index(count)
+    return mean([seed[column] for seed in data[benchmark][moment]["percent"]])
+
+
+ARTEFACT = Artefact(
+    "variance",
+    "Explained variance",
+    'appendix "Structure in the data", table and figure',
+    measure,
+    show,
+    runs,
+)

@@ -1,0 +1,70 @@
+"""A claim of the paper, the test that decides it, and the verdict."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from forgetless.paper.store import Results
+
+Word = Literal[
+    "holds", "holds only under the released protocol", "does not hold", "cannot be decided"
+]
+HOLDS: Word = "holds"
+RELEASED_ONLY: Word = "holds only under the released protocol"
+FAILS: Word = "does not hold"
+UNDECIDED: Word = "cannot be decided"
+
+Finding = tuple[Word, str, str]  # verdict, what was measured, why
+
+
+@final
+@dataclass(frozen=True)
+class Claim:
+    """One checkable sentence.
+
+    Arguments:
+        place: where it is in the paper.
+        says: what it says, in short.
+        test: what decides, in words.
+        needs: artefacts whose data `decide` takes, in this order.
+        decide: the test.
+    """
+
+    place: str
+    says: str
+    test: str
+    needs: tuple[str, ...]
+    decide: Callable[..., Finding]
+
+
+@final
+class Claims:
+    """Claims in the order in which they are written down."""
+
+    def __init__(self) -> None:
+        self.all: list[Claim] = []
+
+    def add(
+        self, place: str, says: str, test: str, *needs: str
+    ) -> Callable[[Callable[..., Finding]], Callable[..., Finding]]:
+        """Decorator: the function takes the data of the artefacts it needs and decides."""
+
+        def note(decide: Callable[..., Finding]) -> Callable[..., Finding]:
+            self.all.append(Claim(place, says, test, needs, decide))
+            return decide
+
+        return note
+
+
+def judged(claim: Claim, results: Results) -> Finding:
+    """The verdict on a claim; what is not measured cannot be decided."""
+    missing = [name for name in claim.needs if name not in results]
+    if missing:
+        return UNDECIDED, "", f"not measured yet: {', '.join(missing)}"
+    data: list[Mapping[str, Any]] = [results[name]["data"] for name in claim.needs]
+    return claim.decide(*data)
+
+
+def either(decision: bool) -> Word:
+    """Holds or does not."""
+    return HOLDS if decision else FAILS

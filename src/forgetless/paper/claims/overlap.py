@@ -1,0 +1,218 @@
+"""Claims of sections 5.1 and 5.2 and their appendices: overlap of tasks, and memory."""
+
+import numpy as np
+
+from forgetless.paper.artefact import Data
+from forgetless.paper.artefacts import overlap_later
+from forgetless.paper.claims.base import Claims, Finding, either
+from forgetless.paper.numbers import allowance, mean, std
+from forgetless.paper.pictures import NAMES
+
+CLAIMS = Claims()
+
+
+def _memories(of: Data) -> list[int]:
+    """The memories of OGD's and PCA-OGD's variants "method memory"."""
+    return sorted({int(v.split()[1]) for v in of if v.startswith("ogd")})
+
+
+@CLAIMS.add(
+    "section 5.1",
+    "Low eigenvalues of O(1→15) go with a smaller drop on task 1",
+    "rank correlation over methods and memories at least 0.8",
+    "overlap-later",
+)
+def _drop(later: Data) -> Finding:
+    value = overlap_later.rank_correlation(later)
+    count = len(overlap_later.points(later))
+    return either(value >= 0.8), f"{value:.2f} over {count} points", "Rotated MNIST"
+
+
+@CLAIMS.add(
+    "section 5.1",
+    "PCA-OGD has 7 to 10 points less drop than OGD",
+    "difference at every memory from 5.5 to 11.5",
+    "overlap-later",
+)
+def _less_drop(later: Data) -> Finding:
+    of = later["rotated"]
+    gains = [mean(of[f"ogd {d}"]["drop"]) - mean(of[f"pca-ogd {d}"]["drop"]) for d in _memories(of)]
+    held = all(5.5 <= gain <= 11.5 for gain in gains)
+    shown = ", ".join(f"{gain:.1f}" for gain in gains)
+    return either(held), f"{shown} at memories {_memories(of)}", "task 1 of Rotated MNIST"
+
+
+@CLAIMS.add(
+    "section 5.2",
+    "PCA-OGD has lower eigenvalues than OGD and GEM-NT",
+    "largest and mean of O(1→2), every memory, Rotated",
+    "overlap-next",
+)
+def _lower(following: Data) -> Finding:
+    of = following["rotated"]
+    gem = next(v for v in of if v.startswith("gem-nt"))
+    pairs = [
+        (mean(of[f"pca-ogd {d}"][what]), mean(of[other][what]))
+        for d in _memories(of)
+        for other in (f"ogd {d}", gem)
+        for what in ("largest", "mean")
+    ]
+    lower = sum(a < b for a, b in pairs)
+    return either(lower == len(pairs)), f"lower in {lower} of {len(pairs)} comparisons", ""
+
+
+def _gap(of: Data, memory: int) -> float:
+    return mean(of[f"ogd {memory}"]["mean"]) - mean(of[f"pca-ogd {memory}"]["mean"])
+
+
+@CLAIMS.add(
+    "section 5.2",
+    "… and the gap grows with memory",
+    "OGD − PCA-OGD of the mean singular value, most memory against least",
+    "overlap-next",
+)
+def _growing(following: Data) -> Finding:
+    of = following["rotated"]
+    gaps = [_gap(of, d) for d in _memories(of)]
+    shown = ", ".join(f"{gap:.3f}" for gap in gaps)
+    return either(gaps[-1] > gaps[0]), f"gap {shown} at memories {_memories(of)}", ""
+
+
+@CLAIMS.add(
+    "section 5.2",
+    "SGD has higher eigenvalues than the projection methods",
+    "largest and mean, all variants, Rotated",
+    "overlap-next",
+)
+def _sgd_highest(following: Data) -> Finding:
+    of = following["rotated"]
+    sgd = next(v for v in of if v.startswith("sgd"))
+    others = [v for v in of if v != sgd]
+    held = all(mean(of[sgd][w]) >= mean(of[v][w]) for v in others for w in ("largest", "mean"))
+    return either(held), f"largest {mean(of[sgd]['largest']):.3f}", "T = I projects nothing away"
+
+
+@CLAIMS.add(
+    "section 5.2, memory figure",
+    "PCA-OGD is twice as memory efficient on Rotated: PCA-OGD(100) is like OGD(200)",
+    "A_T not below OGD's with twice the memory by more than max(1.5, 2σ)",
+    "memory",
+)
+def _twice(memory: Data) -> Finding:
+    return _twice_on(memory, "rotated")
+
+
+@CLAIMS.add("appendix, memory figure", "… and on Split CIFAR", "the same", "memory")
+def _twice_cifar(memory: Data) -> Finding:
+    return _twice_on(memory, "cifar")
+
+
+def _twice_on(memory: Data, benchmark: str) -> Finding:
+    of = memory[benchmark]
+    most = max(map(int, of["ogd"]))
+    pca, ogd = of["pca-ogd"][str(most // 2)]["average"], of["ogd"][str(most)]["average"]
+    difference = mean(pca) - mean(ogd)
+    held = difference >= -allowance(1.5, std(pca), std(ogd))
+    measured = f"PCA-OGD({most // 2}) {mean(pca):.1f}, OGD({most}) {mean(ogd):.1f}"
+    why = "in directions; in bytes see the last table"
+    return either(held), measured, why
+
+
+@CLAIMS.add(
+    "section 5.2",
+    "PCA-OGD gains about as much from 25 to 50 as from 50 to 100; OGD most from 100 to 200",
+    "ratio of PCA-OGD's gains from ½ to 2; OGD's last gain its largest",
+    "memory",
+)
+def _marginal(memory: Data) -> Finding:
+    gains = {
+        method: np.diff([mean(of["average"]) for of in memory["rotated"][method].values()])
+        for method in ("ogd", "pca-ogd")
+    }
+    pca, ogd = gains["pca-ogd"], gains["ogd"]
+    held = 0.5 <= pca[0] / max(pca[1], 1e-9) <= 2 and ogd[-1] == ogd.max()
+    shown = {m: ", ".join(f"{g:+.1f}" for g in of) for m, of in gains.items()}
+    return either(bool(held)), f"PCA-OGD {shown['pca-ogd']}; OGD {shown['ogd']}", "Rotated, A_T"
+
+
+@CLAIMS.add(
+    "section 5.2; appendix, Permuted",
+    "On Permuted, OGD and PCA-OGD are comparable, but PCA-OGD is much worse on task 1",
+    "A_T within 1.5 at every memory, task 1 lower by 5 or more at memory 100",
+    "memory",
+)
+def _permuted(memory: Data) -> Finding:
+    of = memory["permuted"]
+    differences = [
+        mean(of["pca-ogd"][d]["average"]) - mean(of["ogd"][d]["average"]) for d in of["ogd"]
+    ]
+    middle = list(of["ogd"])[-2]
+    first = np.mean(of["pca-ogd"][middle]["final"], 0) - np.mean(of["ogd"][middle]["final"], 0)
+    held = max(map(abs, differences)) <= 1.5 and first[0] <= -5
+    shown = ", ".join(f"{d:+.1f}" for d in differences)
+    return either(bool(held)), f"A_T {shown}; task 1 {first[0]:+.1f}", "PCA-OGD minus OGD"
+
+
+@CLAIMS.add(
+    "appendix, evolution figures",
+    "More memory gives PCA-OGD a larger advantage (Rotated, Split CIFAR)",
+    "OGD − PCA-OGD of the largest singular value, mean over later tasks, most memory against least",
+    "overlap-later",
+)
+def _evolution(later: Data) -> Finding:
+    found = {b: _advantages(later, b) for b in ("rotated", "cifar")}
+    held = all(most > least for least, most in found.values())
+    shown = "; ".join(f"{NAMES[b]} {least:.3f} to {most:.3f}" for b, (least, most) in found.items())
+    return either(held), shown, ""
+
+
+@CLAIMS.add(
+    "appendix, evolution figures",
+    "… but not on Permuted, where there is no pattern",
+    "its advantage at most a quarter of Rotated's",
+    "overlap-later",
+)
+def _no_evolution(later: Data) -> Finding:
+    permuted, rotated = _advantages(later, "permuted")[1], _advantages(later, "rotated")[1]
+    return either(permuted <= rotated / 4), f"{permuted:.3f} against {rotated:.3f}", ""
+
+
+def _advantages(later: Data, benchmark: str) -> tuple[float, float]:
+    """OGD's minus PCA-OGD's largest singular value over later tasks: least and most memory."""
+    of = later[benchmark]
+
+    def largest(variant: str) -> float:
+        return mean([mean(found["largest"]) for found in of[variant]["later"].values()])
+
+    gaps = [largest(f"ogd {d}") - largest(f"pca-ogd {d}") for d in _memories(of)]
+    return gaps[0], gaps[-1]
+
+
+@CLAIMS.add(
+    "appendix, Permuted",
+    "Permuted's eigenvalues are very small beside Rotated's",
+    "SGD's largest of O(1→2) below 0.6 of Rotated's",
+    "overlap-next",
+)
+def _small(following: Data) -> Finding:
+    permuted, rotated = (
+        mean(next(of for v, of in following[b].items() if v.startswith("sgd"))["largest"])
+        for b in ("permuted", "rotated")
+    )
+    return either(permuted < 0.6 * rotated), f"{permuted:.2f} against {rotated:.2f}", ""
+
+
+@CLAIMS.add(
+    "appendix, Permuted",
+    "There, more memory hardly lowers the eigenvalues",
+    "PCA-OGD's largest falls by less than 20 % from least to most memory",
+    "overlap-next",
+)
+def _hardly(following: Data) -> Finding:
+    falls = {}
+    for benchmark in ("permuted", "rotated"):
+        of = following[benchmark]
+        found = [mean(of[f"pca-ogd {d}"]["largest"]) for d in _memories(of)]
+        falls[benchmark] = 100 * (1 - found[-1] / found[0])
+    measured = f"falls by {falls['permuted']:.0f} %, on Rotated by {falls['rotated']:.0f} %"
+    return either(falls["permuted"] < 20), measured, "small in absolute terms, not in relative ones"

@@ -1,0 +1,211 @@
+"""Claims of section 4: lemma, theorem, corollaries, bounds and remarks."""
+
+import itertools
+
+from forgetless.paper.artefact import Data
+from forgetless.paper.artefacts.toy import rise
+from forgetless.paper.claims.base import Claims, Finding, either
+
+CLAIMS = Claims()
+_EXACT = 1e-6  # relative error that counts as rounding and the descent's tolerance
+_ERROR = f"relative error against gradient descent below {_EXACT:g}"
+
+
+def _formula(theory: Data, method: str) -> Finding:
+    error = theory["exact"][method]["forgetting"]
+    return either(error < _EXACT), f"error {error:.0e}", "outputs of trained linear models"
+
+
+def _bound(theory: Data, method: str) -> Finding:
+    of = theory["bounds"][method]
+    broken = of["several"] > 1 + _EXACT
+    why = "‖Σ v_k‖² ≤ Σ ‖v_k‖² is false for two terms or more; (Σ ‖v_k‖)² is valid"
+    measured = (
+        f"Δ / bound up to {of['one']:.2f} for one later task, {of['several']:.2f} for several"
+    )
+    return either(not broken), measured, why if broken else "never above 1"
+
+
+_BOUND = "Δ / bound never above 1 over random and built cases"
+
+
+@CLAIMS.add(
+    "Lemma 1, Theorem 1", "Under a constant kernel, Δ of SGD is ‖Σ U Σ O M ỹ‖²", _ERROR, "theory"
+)
+def _sgd(theory: Data) -> Finding:
+    return _formula(theory, "SGD")
+
+
+@CLAIMS.add(
+    "section 4.2",
+    "O's singular values are the cosines of the principal angles",
+    "difference from SciPy's angles below 1e-9",
+    "theory",
+)
+def _angles(theory: Data) -> Finding:
+    error = theory["angles"]
+    return either(error < 1e-9), f"difference {error:.0e}", "an independent implementation agrees"
+
+
+@CLAIMS.add(
+    "abstract, section 4.2",
+    "Forgetting grows as two tasks align",
+    "Δ increases with the cosine, residual fixed",
+    "theory",
+)
+def _alignment(theory: Data) -> Finding:
+    values = theory["alignment"]["forgetting"]
+    grows = all(a < b for a, b in itertools.pairwise(values))
+    shown = ", ".join(f"{v:.2f}" for v in values)
+    why = "for a fixed residual; it says nothing about whether the change is for the worse"
+    return either(grows), f"Δ {shown} at cosines 0 to 1", why
+
+
+@CLAIMS.add("Corollary 1", "Δ of SGD ≤ σ₁² Σ_k ‖Θ‖² ‖M ỹ‖²", _BOUND, "theory")
+def _sgd_bound(theory: Data) -> Finding:
+    return _bound(theory, "SGD")
+
+
+@CLAIMS.add(
+    "Remark 1",
+    "Drift can be undone by a later task: Δ = 0 without constancy",
+    "Δ back to 0 after Δ > 0",
+    "theory",
+)
+def _cancelling(theory: Data) -> Finding:
+    of = theory["cancelling"]
+    held = of["after"] > 1e-3 and of["undone"] < 1e-9 * of["after"]
+    return either(held), f"Δ {of['after']:.1f}, then {of['undone']:.0e}", "a built example"
+
+
+@CLAIMS.add("Corollary 2", "The same formula for GEM-NT, with its projection", _ERROR, "theory")
+def _gem_nt(theory: Data) -> Finding:
+    return _formula(theory, "GEM-NT")
+
+
+@CLAIMS.add(
+    "section 4.3",
+    "T = I − G Gᵀ, G the gradients as columns, is the orthogonal projection",
+    "T² = T",
+    "theory",
+)
+def _raw(theory: Data) -> Finding:
+    of = theory["raw projection"]
+    why = f"only once the columns are orthonormal (then {of['orthonormal']:.0e})"
+    return either(of["raw"] < 1e-9), f"‖T² − T‖ / ‖T‖ = {of['raw']:.2f}", why
+
+
+@CLAIMS.add("section 4.3, equation after Corollary 2", "The bound for GEM-NT", _BOUND, "theory")
+def _gem_nt_bound(theory: Data) -> Finding:
+    return _bound(theory, "GEM-NT")
+
+
+@CLAIMS.add(
+    "section 4.3",
+    "With one sample, GEM-NT's direction is OGD's times the residual",
+    "angle of the two gradients of a network",
+    "theory",
+)
+def _one_sample(theory: Data) -> Finding:
+    off = theory["one sample"]
+    return either(off < 1e-9), f"1 − |cos| = {off:.0e}", "the chain rule"
+
+
+@CLAIMS.add(
+    "section 4.3",
+    "GEM-NT does not protect well-learned tasks",
+    "Δ of a task learned to zero loss equals SGD's",
+    "theory",
+)
+def _well_learned(theory: Data) -> Finding:
+    of = theory["well learned"]
+    measured = f"Δ / SGD's: GEM-NT {of['GEM-NT']:.2f}, OGD {of['OGD']:.2f}"
+    return either(abs(of["GEM-NT"] - 1) < _EXACT), measured, "a zero gradient constrains nothing"
+
+
+@CLAIMS.add("Corollary 3", "The same formula for PCA-OGD, with its projection", _ERROR, "theory")
+def _pca(theory: Data) -> Finding:
+    return _formula(theory, "PCA-OGD")
+
+
+@CLAIMS.add(
+    "section 4.4, equation after Corollary 3",
+    "The bound for PCA-OGD, with σ_{d+1}",
+    _BOUND,
+    "theory",
+)
+def _pca_bound(theory: Data) -> Finding:
+    word, measured, why = _bound(theory, "PCA-OGD")
+    centred = theory["bounds"]["PCA-OGD, centred"]["one"]
+    measured += f"; with centred PCA, as released, up to {centred:.1f} for one"
+    return word, measured, why + "; σ_{d+1} needs uncentred PCA of the same samples"
+
+
+@CLAIMS.add(
+    "Corollary 4", "Projected gradient descent converges to the closed form", _ERROR, "theory"
+)
+def _convergence(theory: Data) -> Finding:
+    error = max(of["weights"] for of in theory["exact"].values())
+    return either(error < _EXACT), f"error of the weights {error:.0e}", "with ½ on both terms"
+
+
+@CLAIMS.add(
+    "proof of Corollary 4",
+    "… which minimises ‖φ w − ỹ‖² + ½ λ ‖w‖²",
+    "distance from that minimum",
+    "theory",
+)
+def _objective(theory: Data) -> Finding:
+    of = theory["printed objective"]
+    measured = f"off by {of['as printed']:.2f}; with ½ on the square {of['halved']:.0e}"
+    return (
+        either(of["as printed"] < _EXACT),
+        measured,
+        "a missing ½ in the proof, not in the result",
+    )
+
+
+@CLAIMS.add(
+    "Remark 2",
+    "PCA helps where the spectrum falls fast",
+    "Δ of PCA-OGD over OGD's: steep below flat, and below 1",
+    "theory",
+)
+def _steep(theory: Data) -> Finding:
+    of = theory["spectrum"]
+    held = of["steep"] < min(of["flat"], 1)
+    return either(held), f"ratio {of['steep']:.2f} steep, {of['flat']:.2f} flat", "linear models"
+
+
+@CLAIMS.add(
+    "Remark 2; appendix, worst case",
+    "Where it is flat OGD does better than PCA-OGD",
+    "ratio of Δ above 1; and training error of the toy lower for OGD in every setting",
+    "theory",
+    "toy",
+)
+def _flat(theory: Data, toy: Data) -> Finding:
+    ratio = theory["spectrum"]["flat"]
+    worse = [s for s in toy if rise(toy, s, "pca-ogd", 1) > rise(toy, s, "ogd", 1)]
+    held = ratio > 1 and len(worse) == len(toy)
+    measured = f"ratio {ratio:.2f}; PCA-OGD forgets more in {len(worse)} of {len(toy)} toys"
+    why = (
+        "the top d directions hold at least as much of a task's features as any d of its samples; "
+        "what later tasks move is another matter"
+    )
+    return either(held), measured, why
+
+
+@CLAIMS.add(
+    "appendix, worst case",
+    "OGD forgets almost nothing there, PCA-OGD drastically",
+    "rise of the test loss: OGD below 0.1, PCA-OGD above 0.5, in some setting",
+    "toy",
+)
+def _toy(toy: Data) -> Finding:
+    found = [s for s in toy if rise(toy, s, "ogd", 0) < 0.1 and rise(toy, s, "pca-ogd", 0) > 0.5]
+    pairs = [f"{rise(toy, s, 'ogd', 0):.2f} / {rise(toy, s, 'pca-ogd', 0):.2f}" for s in toy]
+    own = max(abs(rise(toy, s, "ogd", 2)) for s in toy)
+    measured = f"OGD / PCA-OGD {', '.join(pairs)}"
+    why = f"true only on the samples that OGD remembers (rise {own:.0e})"
+    return either(bool(found)), measured, why

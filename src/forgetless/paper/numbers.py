@@ -1,0 +1,64 @@
+"""Means and spreads of seeds, tables in Markdown, and the rules by which numbers agree."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from forgetless import metrics
+from forgetless.trace import Trace
+
+DIVERGED = "diverged"  # noted in the trace of a run that broke down
+
+
+def diverged(trace: Trace) -> bool:
+    """Whether training broke down, as it would again."""
+    return bool(trace.config.get(DIVERGED))
+
+
+def accuracies(trace: Trace) -> dict[str, Any]:
+    """What the tables need of a run's accuracy matrix, seed by seed.
+
+    average and forgetting (S,), final, learned and best (S, T): accuracy on each task at the end,
+    right after learning it, and the best from then on.
+    """
+    a = trace.accuracy
+    if diverged(trace):
+        return {DIVERGED: True}
+    tasks = a.shape[-1]
+    return {
+        "average": metrics.average_accuracy(a),
+        "forgetting": metrics.forgetting(a),
+        "final": a[:, -1],
+        "learned": np.diagonal(a, axis1=1, axis2=2),
+        "best": np.stack([a[:, s:, s].max(1) for s in range(tasks)], 1),
+        "seconds": trace.timings["total"],
+    }
+
+
+def mean(values: Any) -> float:
+    """Mean over seeds."""
+    return float(np.mean(np.asarray(values, float)))
+
+
+def std(values: Any) -> float:
+    """Standard deviation over seeds, dividing by their number as the paper's code does."""
+    return float(np.std(np.asarray(values, float)))
+
+
+def shown(values: Any, digits: int = 1) -> str:
+    """Mean ± standard deviation."""
+    return f"{mean(values):.{digits}f} ± {std(values):.{digits}f}"
+
+
+def allowance(least: float, printed_std: float, ours: float) -> float:
+    """max(least, 2σ), σ the two standard deviations combined."""
+    return max(least, 2 * float(np.hypot(printed_std, ours)))
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown; all columns but the first are numbers."""
+    marks = ["---", *["--:"] * (len(headings) - 1)]
+    lines = [headings, marks, *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return ["| " + " | ".join(line) + " |" for line in cells] + [""]

@@ -1,0 +1,123 @@
+"""The page: all results and verdicts as Markdown, made from the stored records alone."""
+
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+from forgetless.paper.answers import answers
+from forgetless.paper.claims import ALL
+from forgetless.paper.claims.base import Word, judged
+from forgetless.paper.numbers import table
+from forgetless.paper.pictures import NAMES, Pictures
+from forgetless.paper.registry import ARTEFACTS
+from forgetless.paper.scale import SCALES
+from forgetless.paper.store import Results, load_results
+from forgetless.trace import write_atomically
+
+_PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
+_LINK = "(https://arxiv.org/abs/2010.04003)"
+
+
+def write_page(results: Path, page: Path, images: Path) -> None:
+    """Build the page and its figures from the results.
+
+    Arguments:
+        results: folder of the records.
+        page: the file to write.
+        images: folder for the figures, at or below the page's.
+    """
+    records = load_results(results, list(ARTEFACTS))
+    text, pictures = make_page(records, images.relative_to(page.parent).as_posix())
+    write_atomically(page, lambda file: file.write_text(text, "utf-8"))
+    pictures.save(images)
+
+
+def make_page(records: Results, images: str) -> tuple[str, Pictures]:
+    """The page's text and its figures, which lie in `images` as seen from the page."""
+    pictures = Pictures(images)
+    lines = [
+        *_head(records),
+        *_verdicts(records),
+        "## Evidence",
+        "",
+    ]
+    for name, artefact in ARTEFACTS.items():
+        lines += [f"### {artefact.title}", "", f"*In the paper: {artefact.place}.*", ""]
+        if name in records:
+            lines += artefact.show(records[name]["data"], pictures)
+        else:
+            lines += [f"Not measured yet: `forgetless paper build {name}`.", ""]
+    return "\n".join([*lines, *_provenance(records)]), pictures
+
+
+def _head(records: Results) -> list[str]:
+    """What this is, at what scale, and the answers."""
+    names = {record["scale"] for record in records.values()}
+    small = "small" in names
+    title = "# The paper, reproduced and judged" + (" (small)" if small else "")
+    scale = SCALES["small" if small else "full"]
+    named = ((NAMES[key], of.title) for key, of in scale.benchmarks.items())
+    titles = ", ".join(f"*{name}* is {title}" for name, title in named if name != title)
+    seeds = sorted({str(record["seeds"]) for record in records.values()})
+    lines = [
+        title,
+        "",
+        f"{_PAPER}{_LINK} (Doan, Bennani, Mazoure, Rabusseau and Alquier, 2021), claim by claim. "
+        "This page is generated from [results/paper](../results/paper) by `forgetless paper page`; "
+        "`forgetless paper build all` trains and measures all of it again.",
+        "",
+        f"Here {titles}. Mean ± standard deviation over the seeds ({', '.join(seeds) or 'none'}); "
+        "accuracies and differences in percent and points.",
+        "",
+    ]
+    if small:
+        lines += [
+            "**Scale: small.** Everything ran on 8x8 digits with tiny networks, to see that it "
+            "runs. The printed numbers beside it are of MNIST and CIFAR-100: no verdict here says "
+            "anything about the paper.",
+            "",
+        ]
+    return [*lines, "## Asked and answered", "", *answers(records)]
+
+
+def _verdicts(records: Results) -> list[str]:
+    """One row a claim, and how many there are of each verdict."""
+    counts: Counter[str] = Counter()
+    lines, number = [], 0
+    for group, claims in ALL.items():
+        rows = []
+        for claim in claims:
+            number += 1
+            word, measured, why = judged(claim, records)
+            counts[word] += 1
+            says = f"{claim.says} *({claim.place})*"
+            rows.append([str(number), says, measured, claim.test, f"**{word}**", why])
+        headings = ["", "the paper says", "measured", "the test", "verdict", "why"]
+        text = table(headings, rows)
+        text[1] = "|---|---|---|---|---|---|"
+        lines += [f"### {group}", "", *text]
+    tally = ", ".join(f"{counts[word]} {word}" for word in get_args(Word) if counts[word])
+    return ["## Verdicts", "", f"{number} claims: {tally}.", "", *lines]
+
+
+def _provenance(records: Results) -> list[str]:
+    """Where the numbers come from."""
+    rows = []
+    for name, record in records.items():
+        of = record["provenance"]
+        trained = of["seconds training"]
+        rows.append(
+            [
+                f"`{name}`", str(len(of["runs"])), f"{trained:.0f}",
+                f"{of['seconds measuring']:.0f}", of["device"], of["torch"], of["code"],
+            ]
+        )  # fmt: skip
+    headings = ["artefact", "runs", "seconds training", "seconds measuring"]
+    return [
+        "## Where the numbers come from",
+        "",
+        "Runs are shared between artefacts and trained once; each artefact counts all that it "
+        "uses. Settings of every run and hashes of the data files are in the JSON beside.",
+        "",
+        *table([*headings, "device", "torch", "code"], rows),
+    ]

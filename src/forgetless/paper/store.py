@@ -1,0 +1,58 @@
+"""Results as JSON: compact, rounded, and with where they came from."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forgetless.errors import TraceError
+from forgetless.trace import write_atomically
+
+FORMAT = 1
+_DIGITS = 6
+# A list that holds no other list and no object goes on one line.
+_FLAT_LIST = re.compile(r"\[[^\[\]{}]*\]")
+
+Results = Mapping[str, dict[str, Any]]  # artefact → its record
+
+
+def rounded(value: Any) -> Any:
+    """The same value with floats of six significant digits, arrays as lists, NaN as None."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): rounded(of) for key, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(of) for of in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def save_result(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Write an artefact's record."""
+    text = json.dumps(rounded(record), indent=1, allow_nan=False, ensure_ascii=False)
+    text = _FLAT_LIST.sub(lambda found: " ".join(found.group().split()), text) + "\n"
+    write_atomically(folder / f"{name}.json", lambda file: file.write_text(text, "utf-8"))
+
+
+def load_results(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """The records of those artefacts that have been built."""
+    records = {}
+    for name in names:
+        file = folder / f"{name}.json"
+        if not file.is_file():
+            continue
+        try:
+            record = json.loads(file.read_text("utf-8"))
+            fits = record["format"] == FORMAT and record["artefact"] == name
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TraceError(
+                f"{file} is not a result of `forgetless paper build`: {error}"
+            ) from error
+        if not fits:
+            raise TraceError(f"{file} is of another artefact or another version's format")
+        records[name] = record
+    return records

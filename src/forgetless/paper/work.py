@@ -1,0 +1,166 @@
+"""The runs that artefacts need: told apart by what decides their result, trained once, kept."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from forgetless.config import Config
+from forgetless.data import Scenario, ScenarioOptions, build_scenario
+from forgetless.errors import TraceError, TrainingError
+from forgetless.fit import resolve_device
+from forgetless.methods import build_method
+from forgetless.methods.orthogonal import Orthogonal
+from forgetless.models import ModelOptions
+from forgetless.paper.numbers import DIVERGED, diverged
+from forgetless.paper.replay import Replay
+from forgetless.paper.scale import Scale
+from forgetless.paper.store import Results
+from forgetless.runs import run as train
+from forgetless.trace import Trace, is_trace, load_trace
+from forgetless.training import Observer, Training
+
+# How a run is carried out, which does not change what comes out.
+_INCIDENTAL = {"seeds_together", "evaluate"}
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """One scenario learned by one method with all its seeds.
+
+    Arguments:
+        config: the settings.
+        weights: whether something is measured on the weights after each task.
+    """
+
+    config: Config
+    weights: bool = False
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the result, and nothing else."""
+        config = self.config
+        family = config.scenario.split("-")[0]
+        if family != "split":  # without heads there is nothing that could go through them
+            config = replace(config, agem_heads="own")
+        method = build_method(config.method, config)
+        if not isinstance(method, Orthogonal):
+            config = replace(config, storage="dense")
+        groups = (ScenarioOptions, ModelOptions, Training)
+        names = {f.name for group in groups for f in fields(group)} - _INCIDENTAL
+        values = asdict(config)
+        return {
+            "scenario": config.scenario,
+            "method": {"name": config.method} | asdict(method),  # type: ignore[call-overload]
+            "seeds": list(config.seed_list()),
+        } | {name: values[name] for name in sorted(names)}
+
+    @cached_property
+    def key(self) -> str:
+        """What tells runs apart: their scenario, method and a hash of all settings."""
+        text = json.dumps(self.settings, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{self.config.scenario}-{self.config.method}-{digest}"
+
+    @property
+    def steps(self) -> int:
+        """Roughly how many training steps, of all seeds, for an estimate of the time left."""
+        c = self.config
+        per_class = c.train_per_class or 500
+        classes = c.classes_per_task if c.scenario.startswith("split") else 10
+        return c.tasks * c.epochs * max(1, per_class * classes // c.batch_size)
+
+
+@final
+class Workshop:
+    """Where artefacts are measured: trained runs, earlier results, data and a device.
+
+    Arguments:
+        scale: how large everything is.
+        runs: folder of the traces.
+        data: folder with datasets, or None.
+        device: as the command line takes it.
+        results: what has been built before.
+    """
+
+    def __init__(
+        self, scale: Scale, runs: Path, data: Path | None, device: str, results: Results
+    ) -> None:
+        self.scale = scale
+        self.runs = runs
+        self.data = data
+        self.device = resolve_device(device)
+        self.results = results
+        self.used: dict[str, Trace] = {}  # by key, since the last `forget_used`
+        self._scenarios: dict[ScenarioOptions, tuple[str, Scenario]] = {}
+
+    def is_trained(self, run: Run) -> bool:
+        """Whether the run's trace is there, complete and with all that is needed of it."""
+        folder = self.runs / run.key
+        if not is_trace(folder):
+            return False
+        try:
+            trace = load_trace(folder)
+        except TraceError:
+            return False
+        if diverged(trace):
+            return True  # and would again
+        last = len(trace.tasks)
+        kept = [folder / f"seed-{s}" / f"task-{last:02d}.safetensors" for s in trace.seeds]
+        return trace.status == "complete" and (
+            not run.weights or all(file.is_file() for file in kept)
+        )
+
+    def train(self, run: Run, observer: Observer | None = None) -> None:
+        """Train a run into its folder. One that diverges leaves a trace that says so."""
+        config = replace(run.config, device=str(self.device))
+        try:
+            train(
+                config,
+                data=self.data,
+                out=self.runs / run.key,
+                overwrite=True,
+                keep="weights" if run.weights else "nothing",
+                observer=observer,
+            )
+        except TrainingError:
+            if not is_trace(self.runs / run.key):
+                raise
+            trace = load_trace(self.runs / run.key)
+            trace.config[DIVERGED] = True
+            trace.save_record()
+
+    def trace(self, run: Run) -> Trace:
+        """The trace of a run that has been trained."""
+        trace = load_trace(self.runs / run.key)
+        self.used[run.key] = trace
+        return trace
+
+    def scenario(self, config: Config) -> Scenario:
+        """The tasks of a run."""
+        options = ScenarioOptions(
+            **{f.name: getattr(config, f.name) for f in fields(ScenarioOptions)}
+        )
+        known = self._scenarios.get(options)
+        if known is None or known[0] != config.scenario:
+            known = config.scenario, build_scenario(config.scenario, config, self.data)
+            self._scenarios = {options: known}  # the latest: images take room
+        return known[1]
+
+    def untrained(self, config: Config) -> Replay:
+        """Networks as they are before training, and a method that can remember tasks there."""
+        return Replay(config, self.scenario(config), None, self.device)
+
+    def replay(self, run: Run, method: str | None = None, **settings: Any) -> Replay:
+        """The networks of a run as they were after each task, and what a method made of them.
+
+        Arguments:
+            run: whose weights.
+            method: which method remembers; the run's own if None.
+            settings: what the method has another value for.
+        """
+        config = replace(run.config, method=method or run.config.method, **settings)
+        return Replay(config, self.scenario(config), self.trace(run), self.device)

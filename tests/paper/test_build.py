@@ -1,0 +1,188 @@
+"""The whole of `forgetless paper` at small scale, and the committed page."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from forgetless.cli import main
+from forgetless.paper import ARTEFACTS
+from forgetless.paper.artefacts import memory_sweep, same_bytes, table1
+from forgetless.paper.claims import ALL
+from forgetless.paper.claims.base import judged
+from forgetless.paper.page import make_page
+from forgetless.paper.printed import Cell
+from forgetless.paper.scale import SMALL
+from forgetless.paper.store import load_results, rounded
+from forgetless.trace import load_trace
+
+ROOT = Path(__file__).parents[2]
+VERDICTS = {
+    "holds",
+    "holds only under the released protocol",
+    "does not hold",
+    "cannot be decided",
+}
+
+
+def forgetless(*arguments):
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    return left.value.code
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Everything at small scale, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("paper")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert forgetless("paper", "build", "all", "--scale", "small", "--device", "cpu") == 0
+    return folder
+
+
+def records(folder):
+    return load_results(folder / "runs/paper-small/results", list(ARTEFACTS))
+
+
+def test_every_artefact_is_built_with_where_it_comes_from(built):
+    found = records(built)
+    assert list(found) == list(ARTEFACTS)
+    for name, record in found.items():
+        of = record["provenance"]
+        assert record["scale"] == "small"
+        assert {"forgetless", "code", "device", "torch", "seconds measuring"} <= of.keys()
+        for run in of["runs"].values():
+            assert run["seconds"] > 0
+            assert run["config"]["seeds"]
+        hashes = [h for files in of["data"].values() for h in files.values()]
+        assert bool(hashes) == bool(of["runs"]), name
+        assert all(re.fullmatch("[0-9a-f]{64}", h) for h in hashes)
+
+
+def test_the_page_says_small_and_judges_every_claim(built):
+    text = (built / "runs/paper-small/paper.md").read_text("utf-8")
+    assert text.startswith("# The paper, reproduced and judged (small)")
+    assert "Not measured yet" not in text
+    claims = [claim for group in ALL.values() for claim in group]
+    rows = re.findall(r"^\| \d+ \| .*$", text, re.MULTILINE)
+    assert len(rows) == len(claims) >= 45
+    assert all(any(f"**{word}**" in row for word in VERDICTS) for row in rows)
+    for image in re.findall(r"\]\((images/\S+)\)", text):
+        assert (built / "runs/paper-small" / image).stat().st_size > 1000
+    assert not (built / "docs").exists()
+    assert not (built / "results").exists()
+
+
+def test_what_was_measured_is_what_the_runs_have(built):
+    data = records(built)["table1"]["data"]
+    run = table1.cell_run(SMALL, "rotated", "pca-ogd")
+    trace = load_trace(built / "runs/paper" / run.key)
+    final = np.array(data["rotated"]["pca-ogd"]["final"])
+    np.testing.assert_allclose(final, trace.accuracy[:, -1], rtol=1e-5)
+    assert data["rotated"]["pca-ogd"]["average"] == pytest.approx(list(final.mean(1)), rel=1e-5)
+
+
+def test_runs_are_shared_between_artefacts(built):
+    sweep = memory_sweep.sweep_run(SMALL, "rotated", "pca-ogd", SMALL.memory)
+    assert sweep.key == table1.cell_run(SMALL, "rotated", "pca-ogd").key
+    folders = {folder.name for folder in (built / "runs/paper").iterdir()}
+    used = {key for record in records(built).values() for key in record["provenance"]["runs"]}
+    assert folders == used
+
+
+def test_building_again_trains_nothing(built, monkeypatch, capfd):
+    monkeypatch.chdir(built)
+    monkeypatch.setattr("forgetless.paper.work.train", None)  # calling it would fail
+    assert forgetless("paper", "build", "table1", "per-task", "--scale", "small") == 0
+    assert "runs)" not in capfd.readouterr().err
+
+
+def test_an_interrupted_build_goes_on_where_it_was(built, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(built / "runs/paper", tmp_path / "runs/paper")
+    key = table1.cell_run(SMALL, "split", "sgd").key
+    shutil.rmtree(tmp_path / "runs/paper" / key)
+    assert forgetless("paper", "build", "table1", "--scale", "small", "--device", "cpu") == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "runs)" in line]
+    assert lines == ["table1: split-digits sgd (1 of 1 runs)"]
+
+
+def test_without_results_nothing_that_needs_them_is_decided():
+    for claims in ALL.values():
+        for claim in claims:
+            word, _, why = judged(claim, {})
+            assert word == "cannot be decided"
+            assert why.startswith("not measured yet") or not claim.needs
+
+
+@pytest.mark.parametrize(
+    ("average", "agrees"), [([80.0, 80.0], True), ([81.4, 81.4], True), ([81.6, 81.6], False)]
+)
+def test_a_cell_agrees_within_the_allowance(average, agrees):
+    assert table1.agreement(Cell(80.0, 0.1, 1.0, 0.1), {"average": average})[0] is agrees
+
+
+def test_the_spread_of_both_widens_the_allowance():
+    good, difference, allowed = table1.agreement(Cell(80.0, 3.0, 1, 1), {"average": [85.0, 93.0]})
+    assert (good, difference) == (True, 9.0)
+    assert allowed == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("small", [0, 24])
+def test_as_many_samples_as_fit_and_no_more(small):
+    def needed(n):
+        return 100.0 * n * 3 + small * (n * 3) ** 2
+
+    most = same_bytes.samples_that_fit(10_000_000, 100.0, 3, small)
+    assert needed(most) <= 10_000_000 < needed(most + 2)
+
+
+def test_results_are_rounded_and_have_no_nan():
+    value = {"a": np.array([1 / 3, np.nan]), 2: (1, 1e-9 / 3)}
+    assert rounded(value) == {"a": [0.333333, None], "2": [1, 3.33333e-10]}
+
+
+def test_the_committed_page_is_what_the_committed_results_give():
+    found = load_results(ROOT / "results/paper", list(ARTEFACTS))
+    assert all(record["scale"] == "full" for record in found.values())
+    text, pictures = make_page(found, "images/paper")
+    assert (ROOT / "docs/paper.md").read_text("utf-8") == text
+    folder = ROOT / "docs/images/paper"
+    assert {file.name for file in folder.glob("*.svg")} == set(pictures.files)
+    for name, drawn in pictures.files.items():
+        committed = (folder / name).read_bytes()
+        # Another version of Matplotlib draws the same a little differently.
+        if f"Matplotlib v{mpl.__version__}".encode() in committed:
+            assert committed == drawn, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["build", "table9"], "unknown artefact 'table9'"),
+        (["build", "table1", "--scale", "huge"], "--scale must be full or small"),
+        (["build", "table1", "--seeds", "none"], "--seeds must be"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, words, capfd):
+    assert forgetless("paper", *arguments) == 2
+    error = capfd.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path, capfd):
+    (tmp_path / "table1.json").write_text(json.dumps({"format": 99}))
+    assert forgetless("paper", "page", "--results", str(tmp_path), "--page", "p.md") == 2
+    assert "table1.json" in capfd.readouterr().err
+
+
+def test_the_list_has_every_artefact(capfd):
+    assert forgetless("paper", "list") == 0
+    shown = capfd.readouterr().out
+    assert all(name in shown for name in ARTEFACTS)

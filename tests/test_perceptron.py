@@ -1,0 +1,174 @@
+"""A perceptron's gradient by hand against autograd: rules anywhere, kernels on a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from forgetless.methods import Samples
+from forgetless.models import MLP
+from forgetless.network import Network
+from forgetless.perceptron import chain, perceptron_of
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def slot(flat, start, *shape):
+    return flat[:, start:][:, : torch.Size(shape).numel()].unflatten(1, shape)
+
+
+def forward(x, theta, layer, *, relu):
+    z = x @ slot(theta, layer.weight, layer.outputs, layer.inputs).mT
+    z = z + slot(theta, layer.bias, 1, layer.outputs)
+    return z.relu() if relu else z
+
+
+def loss(z, labels, tasks, active, gradient, layer):
+    if active is not None:
+        z = z.masked_fill(~active[tasks], -torch.inf)
+    error = (z.softmax(-1) - nn.functional.one_hot(labels, z.shape[-1])) / z.shape[1]
+    slot(gradient, layer.bias, layer.outputs).copy_(error.sum(1))
+    return error
+
+
+def backward(error, theta, below, gradient, layer, lower):
+    error = error @ slot(theta, layer.weight, layer.outputs, layer.inputs) * (below > 0)
+    slot(gradient, lower.bias, lower.outputs).copy_(error.sum(1))
+    return error
+
+
+def weight_gradient(error, x, gradient, layer):
+    slot(gradient, layer.weight, layer.outputs, layer.inputs).copy_(error.mT @ x)
+
+
+PLAIN = SimpleNamespace(
+    MOST=64, forward=forward, loss=loss, backward=backward, weight_gradient=weight_gradient
+)
+
+
+def deep():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 5),
+        nn.ReLU(), nn.Linear(5, 6),
+    )  # fmt: skip
+
+
+MODELS = {
+    "the paper's": lambda: MLP(12, 10, 6),
+    "deep": deep,
+    "linear": lambda: nn.Linear(12, 6),
+    "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(12, 8), nn.ReLU()), nn.Linear(8, 6)),
+}
+
+
+def network(make, device, dtype, *, seeds=3, heads=False):
+    torch.manual_seed(0)
+    active = torch.ones(2, 6, dtype=torch.bool)
+    if heads:
+        active[0, 3:] = active[1, :3] = False
+    modules = [make() for _ in range(seeds)]
+    last = list(dict(modules[0].named_parameters()))[-2:]
+    return Network(
+        modules,
+        active,
+        is_free=lambda name: heads and len(last) < 4 and name in last and name != "weight",
+        is_frozen=lambda name: False,
+        device=torch.device(device),
+        dtype=dtype,
+    )
+
+
+def batch(n, device, dtype, *, heads=False, shape=(12,)):
+    torch.manual_seed(1)
+    inputs = torch.randn(3, n, *shape, dtype=dtype, device=device)
+    tasks = torch.randint(0, 2, (3, n), device=device)
+    labels = torch.randint(0, 3, (3, n), device=device) + 3 * tasks
+    return Samples(inputs, labels, tasks if heads else torch.zeros_like(tasks))
+
+
+def by_autograd(net, samples):
+    kept, net.perceptron = net.perceptron, None
+    try:
+        return net.gradient(samples)
+    finally:
+        net.perceptron = kept
+
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
+    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
+    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    net = network(MODELS[name], "cpu", torch.float64, heads=heads and name != "linear")
+    assert net.perceptron is not None
+    samples = batch(9, "cpu", torch.float64, heads=heads)
+    assert torch.allclose(net.gradient(samples), by_autograd(net, samples), atol=1e-12)
+    found = net.logits(net.theta, samples.inputs)
+    net.perceptron = None
+    assert torch.allclose(found, net.logits(net.theta, samples.inputs), atol=1e-12)
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked():
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    module[0].register_forward_hook(lambda module, args, output: output + 1)
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Doubled(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU()),
+        lambda: nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)),
+        hooked,
+    ],
+)
+def test_what_is_no_perceptron(make, monkeypatch):
+    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
+    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    module = make()
+    shapes = {n: p.shape for n, p in module.named_parameters()}
+    assert perceptron_of(module, shapes, torch.zeros(1, 9)) is None
+
+
+def test_a_frozen_layer_makes_no_perceptron(monkeypatch):
+    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
+    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    module = deep()
+    shapes = {n: p.shape for n, p in module.named_parameters()}
+    assert perceptron_of(module, shapes, torch.zeros(1, 9)) is not None
+    del shapes["1.weight"]
+    assert perceptron_of(module, shapes, torch.zeros(1, 9)) is None
+
+
+@needs_gpu
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("n", [1, 7, 32, 64])
+@pytest.mark.parametrize("name", [*MODELS, "wide"])
+def test_the_kernels_are_as_exact_as_autograd(name, n, heads):
+    shape = (12,)
+    make = MODELS.get(name)
+    if make is None:
+        make, shape = (lambda: MLP(1024, 100, 6)), (1, 32, 32)
+    heads = heads and name != "linear"
+    exact = by_autograd(
+        network(make, "cuda", torch.float64, heads=heads),
+        batch(n, "cuda", torch.float64, heads=heads, shape=shape),
+    )
+    net = network(make, "cuda", torch.float32, heads=heads)
+    net.theta.copy_(network(make, "cuda", torch.float64, heads=heads).theta)
+    assert net.perceptron is not None
+    samples = batch(n, "cuda", torch.float64, heads=heads, shape=shape)
+    samples = Samples(samples.inputs.float(), samples.labels, samples.tasks)
+    error = (net.gradient(samples) - exact).norm() / exact.norm()
+    assert error < 3e-6
+    samples = Samples(samples.inputs * torch.nan, samples.labels, samples.tasks)
+    assert net.gradient(samples).isnan().any()
