@@ -12,6 +12,7 @@ import torch
 
 from forgetless import signals
 from forgetless.data import Scenario, Split, Task
+from forgetless.driver import batch_of
 from forgetless.errors import ConfigError, MemoryShortageError
 from forgetless.footprint import Footprint, budget_of, fitting_storage, shortage
 from forgetless.learner import Learner
@@ -19,6 +20,7 @@ from forgetless.saving import Position, Saved, Saver
 from forgetless.sizes import AUTO, parsed_bytes
 from forgetless.snapshot import Mark
 from forgetless.subspace import Storage, Subspace
+from forgetless.tangent import TangentFeatures
 from forgetless.trace import Trace
 from forgetless.training import Observer, Progress, Training
 
@@ -91,7 +93,15 @@ class Course:
             "seeds": len(learner.seeds),
             "samples": len(train),
         }
-        return Footprint.of(learner.features(train, _FEW), learner.method, **counts)
+        return Footprint.of(few_features(learner, train), learner.method, **counts)
+
+
+def few_features(learner: Learner, split: Split) -> TangentFeatures:
+    """φ of a task's first samples, for the first seed."""
+    theta = learner.network.theta
+    index = torch.arange(min(_FEW, len(split)), device=theta.device).expand(len(theta), -1)
+    samples = batch_of(split.to(theta.device, theta.dtype), index, 0)
+    return learner.network.features(samples, 0)
 
 
 @final

@@ -28,7 +28,7 @@ from forgetless.subspace import Storage
 from forgetless.trace import Trace, make_room, remove_unfinished
 from forgetless.training import Observer, Training
 
-__all__ = ["Keep", "ModelSource", "fit", "resolve_device"]
+__all__ = ["Keep", "ModelSource", "fit", "make_learner", "resolve_device"]
 
 
 def fit(

@@ -18,7 +18,6 @@ from forgetless.methods import Method, Samples, State
 from forgetless.network import Network
 from forgetless.streams import stream
 from forgetless.subspace import DENSE, Storage
-from forgetless.tangent import TangentFeatures
 
 # Test samples of all seeds together that go through the network at once; on a GPU as many as
 # have so many numbers.
@@ -248,12 +247,6 @@ class Learner:
         self.remembers = True
         self.state = self.method.consolidate(self.state, self._protected(), learned)
         self.place = None
-
-    def features(self, split: Split, count: int) -> TangentFeatures:
-        """φ of a task's first samples, for the first seed."""
-        like, seeds = self.network.theta, len(self.seeds)
-        index = torch.arange(min(count, len(split)), device=like.device).expand(seeds, -1)
-        return self.network.features(batch_of(split.to(like.device, like.dtype), index, 0), 0)
 
     def keep_in(self, storage: Storage) -> None:
         """Keep directions in another way, from before the first task on."""

@@ -153,7 +153,8 @@ class Saver:
         if not self.active or self._store is None or self.trace.path is None:
             return None
         if is_trace(self.trace.path) and load_trace(self.trace.path).status == "complete":
-            return None  # it was stopped when all was done, before its checkpoints were removed
+            self.remove()  # it was stopped when all was done, before they were
+            return None
         found = self._store.read()
         if found is None:
             return None

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forgetless import metrics
-from forgetless.atomic import write_atomically
+from forgetless.atomic import write_atomically as write_atomically
 from forgetless.errors import TraceError
 from forgetless.notebook import trace_html
 

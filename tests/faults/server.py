@@ -38,6 +38,7 @@ METHODS = {
 }
 EVERY_STEP = 1e-9  # minutes between checkpoints
 SEEDS = 2
+REFUSED = 2  # how a process ends that is not let do the run
 
 
 def small_scenario() -> forgetless.Scenario:
@@ -70,6 +71,8 @@ def serve() -> None:
             try:
                 run(tasks, json.loads(line))
                 os._exit(0)
+            except forgetless.TraceError:
+                os._exit(REFUSED)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -150,18 +153,25 @@ def killed_runs(folder: Path, kills: int, seed: int) -> dict[str, Any]:
             length = time.monotonic() - started
             rounds = kills // len(METHODS) + (number < kills % len(METHODS))
             while rounds:
-                if runs.run(method, again, moments.uniform(0, length)) == 0:
+                was_killed = runs.run(method, again, moments.uniform(0, length)) != 0
+                rounds -= was_killed
+                killed += was_killed
+                during_write += any(again.rglob(".*.*.*"))
+                if _is_complete(again):
                     # It was done before the blow: its result counts, and another is begun.
+                    if was_killed:
+                        assert runs.run(method, again) == REFUSED  # and tidies up
                     lost |= _compared(method, again, whole)
                     finished += 1
                     again = folder / f"{method}-{finished}"
-                    continue
-                rounds -= 1
-                killed += 1
-                during_write += any(again.rglob(".*.*.*"))
             assert runs.run(method, again) == 0
             lost |= _compared(method, again, whole)
     return {"killed": killed, "during_write": during_write, "lost": lost, "outran": finished}
+
+
+def _is_complete(folder: Path) -> bool:
+    record = folder / "trace.json"
+    return record.is_file() and json.loads(record.read_text("utf-8"))["status"] == "complete"
 
 
 def _compared(method: str, found: Path, expected: Path) -> dict[str, str]:

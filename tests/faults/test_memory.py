@@ -10,6 +10,7 @@ from torch import nn
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Training, fit
 from forgetless.cli import main
 from forgetless.config import resolve
+from forgetless.course import few_features
 from forgetless.errors import MemoryShortageError
 from forgetless.footprint import Footprint, budget_of, fitting_storage
 from forgetless.learner import Learner
@@ -52,7 +53,7 @@ def _footprint(method) -> Footprint:
     tasks = blobs(tasks=3)
     learner = make_learner(tasks, method, network, (0,), Training(), None, CPU)
     split = tasks.task(0, [0]).train
-    return Footprint.of(learner.features(split, 4), method, tasks=3, samples=len(split))
+    return Footprint.of(few_features(learner, split), method, tasks=3, samples=len(split))
 
 
 @pytest.mark.parametrize(
