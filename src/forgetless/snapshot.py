@@ -54,9 +54,6 @@ def restore(
     theta.copy_(tensors["theta"])
     for name, value in network.fixed.items():
         value.copy_(tensors[f"fixed.{name}"])
-    learner.remembers = bool(values["remembers"])
-    if values["cut"]:
-        learner.cut()
     of_seeds = [
         {n.removeprefix(f"{row}."): t for n, t in remembered.items() if n.startswith(f"{row}.")}
         for row in range(len(learner.seeds))
