@@ -49,8 +49,8 @@ ALLOWED = {
         "trace",
     },
     "course": {
-        "data", "errors", "footprint", "learner", "saving", "signals", "sizes", "snapshot",
-        "subspace", "trace", "training",
+        "data", "driver", "errors", "footprint", "learner", "saving", "signals", "sizes",
+        "snapshot", "subspace", "tangent", "trace", "training",
     },
     "fit": {
         "assembly", "checkpoint", "course", "data", "errors", "footprint", "learner", "methods",
