@@ -34,12 +34,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/tangent.py --repeats 5 --out
 	$(BIN)/python benchmarks/subspace.py --repeats 5 --out
 	$(BIN)/python benchmarks/guard.py --repeats 5 --out
+	$(BIN)/python benchmarks/tables.py
 
 # On a machine with a GPU, in a Python that has torch with CUDA.
 bench-gpu:
 	$(PYTHON) benchmarks/gpu.py --out
 	$(PYTHON) benchmarks/guard.py --device cuda --out
 	$(PYTHON) benchmarks/large.py --out results/bench/large.json
+	$(PYTHON) benchmarks/tables.py
 
 # Installed once, and again when what is to be installed changes.
 $(READY): pyproject.toml constraints.txt tests/integrations/avalanche.txt
