@@ -12,6 +12,7 @@ import platform
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,16 @@ class Count:
 def inject(kills: int) -> dict[str, Any]:
     """All faults; how many of each kind, how many survived."""
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        killed = killed_runs(Path(folder), kills, seed=0)
     count = Count()
-    pytest.main(
-        ["-q", "-p", "no:cacheprovider", "-n", "0", str(ROOT / "tests" / "faults"),
-         "-k", "not kill and not fuzz and not long"],
-        plugins=[count],
-    )  # fmt: skip
+    # The kills happen in processes of their own, so that both can be done at a time.
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(killed_runs, Path(folder), kills, seed=0)
+        pytest.main(
+            ["-q", "-p", "no:cacheprovider", "-n", "0", str(ROOT / "tests" / "faults"),
+             "-k", "not kill and not fuzz and not long"],
+            plugins=[count],
+        )  # fmt: skip
+        killed = coming.result()
     moment = "SIGKILL at a random moment, all eight methods"
     kinds = {
         moment: {
