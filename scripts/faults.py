@@ -116,6 +116,7 @@ def table() -> str:
         f"| **all** | **{total['injected']}** | **{total['survived']}** | **{total['lost']}** |",
         "",
         f"{faults['kills_with_a_file_half_written']} of the kills left a file half written.",
+        *([faults["note"]] if "note" in faults else []),
     ]
     return "\n".join([*lines, "", *_fuzzed(), *_long()]) + "\n"
 
