@@ -17,6 +17,10 @@ class TraceError(ForgetlessError, ValueError):
     """A run's folder that cannot be read or must not be written over."""
 
 
+class RankError(ForgetlessError, RuntimeError):
+    """A process that trains the same model has ended or does not answer."""
+
+
 class TrainingError(ForgetlessError, ArithmeticError):
     """Training broke down: a NaN or infinite gradient, with the seed, task and step."""
 
