@@ -5,7 +5,9 @@ its own part, nothing in the folder can run code, and it can be loaded on any nu
 """
 
 import shutil
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,13 @@ def save_guard(guard: Guard, folder: str | Path) -> None:
     writer = checkpoint.HuggingFaceStorageWriter(str(writing), save_distributed=True)
     try:
         _together(guard)
-        checkpoint.save(
-            guard.state_dict(), storage_writer=writer, process_group=group, no_dist=group is None
-        )
+        with _alone_or_not():
+            checkpoint.save(
+                guard.state_dict(),
+                storage_writer=writer,
+                process_group=group,
+                no_dist=group is None,
+            )
         if first:
             shutil.rmtree(before, ignore_errors=True)
             if folder.exists():
@@ -78,7 +84,10 @@ def load_guard(guard: Guard, folder: str | Path) -> None:
         }
         if not tensors:
             raise DataError(f"there is no checkpoint of a guard at {folder}")
-        checkpoint.load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
+        with _alone_or_not():
+            checkpoint.load(
+                tensors, storage_reader=reader, process_group=group, no_dist=group is None
+            )
     except ForgetlessError:
         raise
     except Exception as error:  # safetensors' and the checkpoint's own have no common base
@@ -94,6 +103,14 @@ def _checkpoint() -> Any:
             f"checkpoints of a guard need PyTorch 2.9 or later, not {torch.__version__}"
         )
     return checkpoint
+
+
+@contextmanager
+def _alone_or_not() -> Iterator[None]:
+    """One process alone is meant, and no reason to warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def _together(guard: Guard) -> None:
