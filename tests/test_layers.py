@@ -37,7 +37,7 @@ ALLOWED = {
         "subspace", "trace", "training",
     },
     "guard": {"errors", "linalg", "methods", "ranks", "streams", "subspace", "tangent"},
-    "distributed": {"errors", "guard"},
+    "distributed": {"errors", "guard", "ranks"},
     "integrations": {"errors", "guard", "methods", "subspace"},
     "config": {"data", "errors", "methods", "models", "options", "training"},
     "runs": {"config", "data", "errors", "fit", "methods", "models", "trace", "training"},

@@ -7,15 +7,15 @@ its own part, nothing in the folder can run code, and it can be loaded on any nu
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from forgetless.errors import ConfigError, DataError, ForgetlessError, RankError
 from forgetless.guard import Guard
+from forgetless.ranks import reason_of
 
 _WRITING, _BEFORE = ".writing", ".before"
 
@@ -58,7 +58,7 @@ def save_guard(guard: Guard, folder: str | Path) -> None:
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
     except (RuntimeError, checkpoint.api.CheckpointException) as error:
-        raise _lost(folder, "written", error) from error
+        raise _lost(guard, folder, "written", error) from error
 
 
 def load_guard(guard: Guard, folder: str | Path) -> None:
@@ -90,8 +90,9 @@ def load_guard(guard: Guard, folder: str | Path) -> None:
             )
     except ForgetlessError:
         raise
-    except Exception as error:  # safetensors' and the checkpoint's own have no common base
-        raise _lost(folder, "read", error) from error
+    # Safetensors' errors, the checkpoint's own and the group's have no common base but these.
+    except (Exception, checkpoint.api.CheckpointException) as error:
+        raise _lost(guard, folder, "read", error) from error
     guard.load_state_dict(tensors)
 
 
@@ -119,11 +120,11 @@ def _together(guard: Guard) -> None:
         guard.ranks.sum(torch.zeros(1))
 
 
-def _lost(folder: Path, what: str, error: BaseException) -> ForgetlessError:
-    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    kind = RankError if isinstance(error, dist.DistError) else DataError
-    with suppress(AttributeError):
-        several = getattr(error, "failures", None)
-        if several:
-            reason = str(next(iter(several.values()))[0]).strip()
-    return kind(f"the checkpoint of a guard at {folder} cannot be {what}: {reason}")
+def _lost(guard: Guard, folder: Path, what: str, error: BaseException) -> ForgetlessError:
+    """The reason in one sentence, of whichever process failed."""
+    several: dict[int, Any] = getattr(error, "failures", {})
+    for found, _ in several.values():
+        error = found
+    alone = guard.ranks is None or not isinstance(error, RuntimeError)
+    kind = DataError if alone else RankError
+    return kind(f"the checkpoint of a guard at {folder} cannot be {what}: {reason_of(error)}")

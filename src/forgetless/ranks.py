@@ -1,5 +1,6 @@
 """Processes that train one model together: what they add up, agree on and give each other."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -9,6 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forgetless.errors import RankError
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong between processes, without where in gloo's source and its advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[[^]]*\] |\. This is typically.*", "", lines[-1])
 
 
 @final
@@ -69,7 +76,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = reason_of(error)
             raise RankError(
                 f"rank {self.rank} of {self.size} has lost the others ({reason}): a process has "
                 "ended or does not answer in time; start all of them again from the last "
