@@ -4,15 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types format bench bench-gpu clean
+.PHONY: demo test browser lint types format bench bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,ogd,pca-ogd \
 	    --tasks 5 --seeds 3 --out runs/demo --overwrite
+	@echo "Open runs/demo/report.html in a browser to see what was forgotten, when and why."
 	@echo "Next, the same on MNIST: $(BIN)/forgetless run rotated-mnist --method pca-ogd --tasks 3"
 
-test: lint types $(READY)
+test: lint types browser $(READY)
 	$(BIN)/python -m pytest -n auto
+
+# For the tests that open the report page; without it they are skipped.
+browser:
+	@scripts/install_browser.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from forgetless import average_accuracy, fit, forgetting
+from forgetless.assembly import make_learner
 from forgetless.config import resolve
 from forgetless.data import build_scenario
-from forgetless.fit import make_learner
 from forgetless.linalg import project_out
 from forgetless.methods import build_method
 from forgetless.models import build_model

@@ -32,12 +32,19 @@ def training(**changes) -> Training:
 def test_cut_or_whole_is_the_same(method, together, monkeypatch):
     tasks = blobs(tasks=3, n=41)
     cuts = []
-    cut = Learner.cut
-    monkeypatch.setattr(Learner, "cut", lambda self: (cuts.append(self.steps), cut(self))[1])
+    seen = Learner._seen
+
+    def noted(self, split):
+        before, split = self.front.is_cut, seen(self, split)
+        if self.front.is_cut and not before:
+            cuts.append(self.steps)
+        return split
+
+    monkeypatch.setattr(Learner, "_seen", noted)
     settings = training(seeds_together=together)
     found = fit(tasks, method, network, seeds=2, training=settings)
     assert cuts == [13] * (2 // together)
-    monkeypatch.setattr("forgetless.learner.frozen_start", lambda network: None)
+    monkeypatch.setattr(room, "frozen_start", lambda network: None)
     expected = fit(tasks, method, network, seeds=2, training=settings)
     assert len(cuts) == 2 // together
     for one, other in zip(weights(found), weights(expected), strict=True):
@@ -57,7 +64,7 @@ def test_what_is_not_cut(changes, monkeypatch):
     def refuse(self):
         raise AssertionError("it was cut")
 
-    monkeypatch.setattr(Learner, "cut", refuse)
+    monkeypatch.setattr(room.Front, "cut", refuse)
     fit(blobs(tasks=2, n=41), AGEM(6, 4), network, seeds=1, training=training(**changes))
 
 
@@ -77,7 +84,7 @@ def test_a_module_of_ones_own_may_do_anything(monkeypatch):
     def refuse(self):
         raise AssertionError("it was cut")
 
-    monkeypatch.setattr(Learner, "cut", refuse)
+    monkeypatch.setattr(room.Front, "cut", refuse)
     fit(blobs(tasks=2, n=41), SGD(), noisy, seeds=1, training=training())
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forgetless import AGEM, EWC, OGD, SGD, TraceError, Training, fit, load_trace
-from forgetless.trace import write_atomically
+from forgetless.atomic import write_atomically
 from tests.conftest import blobs
 
 TRAINING = Training(lr=0.05, epochs=1, batch_size=8)

@@ -84,6 +84,7 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
     if method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
     known = {f.name: f for f in fields(Config)}
+    given = _with_budget(given)
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         if name not in known:
@@ -101,6 +102,19 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
             if fnmatch(scenario, pattern):
                 settings |= preset
     return replace(Config(scenario=scenario, method=method), **settings | given)
+
+
+def _with_budget(given: dict[str, Any]) -> dict[str, Any]:
+    """Where `memory` is a size or "auto", that is the budget, and the count is left as it is."""
+    memory = given.get("memory")
+    if not isinstance(memory, str):
+        return given
+    text = memory.strip()
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return given | {"memory": int(text)}
+    accepted = "how many are kept of each task, a size such as 4GB, or auto"
+    require(text[-1:].isalpha(), "--memory", memory, accepted)
+    return given | {"memory": None, "budget": text}
 
 
 def describe_default(name: str) -> str:

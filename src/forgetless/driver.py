@@ -87,6 +87,21 @@ class Draws:
         taken, self._coming = self._coming[:steps], self._coming[steps:]
         return taken
 
+    @property
+    def asked(self) -> list[tuple[int, int]]:
+        """What the latest step asked for: how many, and among how many."""
+        return list(self._asked)
+
+    @property
+    def coming(self) -> Tensor:
+        """The choices that were made ahead and are still to be taken."""
+        return self._coming
+
+    def restore(self, asked: Sequence[Sequence[int]], coming: Tensor) -> None:
+        """As it was when `asked` and `coming` gave these."""
+        self._asked = [(int(count), int(available)) for count, available in asked]
+        self._coming = coming.to(self.device)
+
     @contextmanager
     def handing_out(self, choices: Tensor) -> Iterator[None]:
         """Who asks gets these, (steps, S · Σ count), one after the other."""

@@ -21,8 +21,20 @@ class RankError(ForgetlessError, RuntimeError):
     """A process that trains the same model has ended or does not answer."""
 
 
+class UnwritableError(TraceError, OSError):
+    """A file of a run that the operating system does not let us write."""
+
+
 class TrainingError(ForgetlessError, ArithmeticError):
     """Training broke down: a NaN or infinite gradient, with the seed, task and step."""
+
+
+class MemoryShortageError(ForgetlessError, MemoryError):
+    """What a run keeps does not fit: says how much was wanted, and what would fit."""
+
+
+class ForgetlessWarning(UserWarning):
+    """Something that the user should know and that stops nothing; one clear sentence."""
 
 
 def require(satisfied: bool, argument: str, got: object, accepted: str) -> None:

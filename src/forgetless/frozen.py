@@ -89,3 +89,43 @@ def frozen_start(network: Network) -> FrozenStart | None:
 def _is_known(module: nn.Module) -> bool:
     """Whether PyTorch made all of it, so that in eval mode it does the same every time."""
     return all(type(m).__module__.startswith("torch.nn.modules.") for m in module.modules())
+
+
+@final
+class Front:
+    """What is trained and asked: a network, or once that is cut, what is behind its frozen start.
+
+    Arguments:
+        whole: the network.
+    """
+
+    def __init__(self, whole: Network) -> None:
+        self.network = whole
+        self._start = frozen_start(whole)
+        self._latest: tuple[Split, Split] | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the frozen start has been cut off."""
+        return self._start is not None and self.network is self._start.rest
+
+    def cut(self) -> None:
+        """Leave out the frozen start from now on."""
+        if self._start is not None:
+            self.network = self._start.rest
+            self.network.module.eval()
+
+    def seen(self, split: Split, *, may_cut: bool) -> Split:
+        """The samples as the network sees them, which may be cut if that saves work."""
+        if self._start is None:
+            return split
+        if not self.is_cut:
+            if not may_cut:
+                return split
+            if not self._start.can_keep(split):
+                self._start = None
+                return split
+            self.cut()
+        if self._latest is None or self._latest[0] is not split:
+            self._latest = split, self._start.outputs(split)
+        return self._latest[1]

@@ -1,6 +1,7 @@
 """One group of seeds learning task after task: the training step, and nothing around it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from forgetless.data import Scenario, Split
 from forgetless.driver import Draws, LearnedTask, MemoryGradient, batch_of, choose
 from forgetless.errors import TrainingError
-from forgetless.frozen import frozen_start
+from forgetless.frozen import Front
 from forgetless.graphs import Recording
 from forgetless.methods import Method, Samples, State
 from forgetless.network import Network
@@ -24,6 +25,24 @@ _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
 # Training steps in a recording: enough that starting it takes no time beside running it.
 _RECORDED_STEPS = 4
+
+
+@final
+@dataclass
+class Place:
+    """Where in the training on a task a learner is.
+
+    Arguments:
+        first_step: of the task, counted over the whole run.
+        epochs: that are done.
+        batches: of the epoch after them that are done.
+        order: of that epoch's samples, (S, n); None until it is drawn.
+    """
+
+    first_step: int
+    epochs: int = 0
+    batches: int = 0
+    order: Tensor | None = None
 
 
 @final
@@ -62,34 +81,21 @@ class Learner:
         self.eval_mode_after = eval_mode_after
         self.state: State = method.init(self._protected(), storage)
         self.steps = 0
-        self._remembers = False
+        self.remembers = False  # anything at all
+        self.storage = storage
+        self.place: Place | None = None
         self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]
         device = network.theta.device
-        self._draws = Draws([stream(s, "memory batches") for s in seeds], device)
+        self.draws = Draws([stream(s, "memory batches") for s in seeds], device)
         classes = [scenario.classes(t) for t in range(scenario.n_tasks)]
-        self._loss_grad = MemoryGradient(network, classes, self._draws)
+        self._loss_grad = MemoryGradient(network, classes, self.draws)
         # What dropout draws in a recording is not what it draws in a step.
         random = any(isinstance(m, _DropoutNd) for m in network.module.modules())
         self._records = device.type == "cuda" and not random
         self._rehearsed: set[tuple[int, bool]] = set()
-        self._frozen = frozen_start(network)
-        # What is trained and asked: the network, or from some step on what is behind its frozen
-        # start, whose outputs then take the place of the samples.
-        self._working = network
-        self._prepared: tuple[Split, Split] | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the frozen start of the network has been cut off."""
-        return self._working is not self.network
-
-    def cut(self) -> None:
-        """Leave out the frozen start from now on."""
-        if self._frozen is not None:
-            self._working = self._loss_grad.network = self._frozen.rest
-            self._working.module.eval()
+        self.front = Front(network)
 
     def _seen(self, split: Split) -> Split:
         """The samples as what is trained sees them.
@@ -97,27 +103,30 @@ class Learner:
         The frozen start is cut off as soon as it is in eval mode for good, which must be before
         anything was remembered: a method's memory holds samples as they were then.
         """
-        if not self.is_cut:
-            fixed = 0 < self.eval_mode_after <= self.steps
-            if self._frozen is None or self._remembers or not fixed:
-                return split
-            if not self._frozen.can_keep(split):
-                self._frozen = None
-                return split
-            self.cut()
-        if self._frozen is not None and (self._prepared is None or self._prepared[0] is not split):
-            self._prepared = split, self._frozen.outputs(split)
-        return split if self._prepared is None else self._prepared[1]
+        fixed = 0 < self.eval_mode_after <= self.steps
+        split = self.front.seen(split, may_cut=fixed and not self.remembers)
+        self._loss_grad.network = self.front.network
+        return split
 
-    def train(self, split: Split, task: int, epochs: int) -> Iterator[int]:
-        """Learn a task; yields the number of each epoch, from 1, when it is done."""
-        first_step = self.steps
+    def train(
+        self, split: Split, task: int, epochs: int, pause: Callable[[], bool] = lambda: False
+    ) -> Iterator[int]:
+        """Learn a task; yields how many epochs are done, after each and whenever a pause is asked.
+
+        At a yield the learner is between two steps; `place` says between which.
+        """
+        place = self.place = self.place or Place(self.steps)
+        first_step = place.first_step
         recordings: dict[tuple[int, int, bool], Recording] = {}
-        for epoch in range(1, epochs + 1):
-            order = choose(len(split), len(split), self._batches).to(self.network.theta.device)
+        while place.epochs < epochs:
+            order = place.order
+            if order is None:
+                order = choose(len(split), len(split), self._batches).to(self.network.theta.device)
+                place.order = order
             seen, finite = [], []
             batches = list(self._epoch(order))
             in_epoch = len(batches)
+            del batches[: place.batches]
             while batches:
                 seen_split = self._seen(split)
                 steps = self._recorded_steps(batches, first_step)
@@ -130,12 +139,17 @@ class Learner:
                 seen.append(self.steps)
                 finite.append(done)
                 if self._records and self.steps == first_step + 1:
-                    self._draws.ahead(len(batches))
-            if self._records and epoch < epochs:
-                self._draws.ahead(in_epoch)  # while the GPU is at work
+                    self.draws.ahead(len(batches))
+                place.batches += steps
+                if batches and pause():
+                    self._check_finite(torch.stack(finite), seen, task, first_step)
+                    yield place.epochs
+            if self._records and place.epochs + 1 < epochs:
+                self.draws.ahead(in_epoch)  # while the GPU is at work
             # Looking at every step's result at once keeps a GPU from waiting for each.
             self._check_finite(torch.stack(finite), seen, task, first_step)
-            yield epoch
+            place.epochs, place.batches, place.order = place.epochs + 1, 0, None
+            yield place.epochs
 
     def _epoch(self, order: Tensor) -> tuple[Tensor, ...]:
         batches: tuple[Tensor, ...] = order.split(self.batch_size, dim=1)
@@ -147,7 +161,7 @@ class Learner:
     def _step(self, split: Split, index: Tensor, task: int) -> Tensor:
         """One step by itself; returns whether the weights are finite after it, (S,)."""
         self._set_mode()
-        with self._draws.step():
+        with self.draws.step():
             self._update(batch_of(split, index, task))
         self._rehearsed.add((index.shape[1], self.network.module.training))
         self.steps += 1
@@ -155,7 +169,7 @@ class Learner:
 
     def _update(self, samples: Samples) -> None:
         """θ ← θ − lr · g̃ on a batch of samples."""
-        network = self._working
+        network = self.front.network
         gradient = network.gradient(samples, remember=True)
         size = network.protected_size
         update = self.method.update(
@@ -203,7 +217,7 @@ class Learner:
                     len(self.seeds),
                     size,
                     len(batches),
-                    self._draws,
+                    self.draws,
                     lambda: self.network.theta.sum(1).isfinite(),  # in one pass
                     self.network.theta.device,
                 )
@@ -229,9 +243,19 @@ class Learner:
 
     def consolidate(self, split: Split, task: int) -> None:
         """Let the method remember the task that was learned."""
-        learned = LearnedTask(self._working, self._seen(split), task, self._choices)
-        self._remembers = True
+        learned = LearnedTask(self.front.network, self._seen(split), task, self._choices)
+        self.remembers = True
         self.state = self.method.consolidate(self.state, self._protected(), learned)
+        self.place = None
+
+    def keep_in(self, storage: Storage) -> None:
+        """Keep directions in another way, from before the first task on."""
+        self.storage = storage
+        self.state = self.method.init(self._protected(), storage)
+
+    def generators(self) -> list[torch.Generator]:
+        """All that draw for the seeds: batches, remembered samples, memory batches."""
+        return [*self._batches, *self._choices, *self.draws.generators]
 
     def accuracy(self, split: Split, classes: range) -> Tensor:
         """Share of the samples that are classified right, in percent, (S,)."""

@@ -1,22 +1,25 @@
 """From a configuration to a trace: the flow behind `forgetless run` and `forgetless compare`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from forgetless.checkpoint import CHECKPOINTS, LOCK, FolderLock, Store, is_locked
 from forgetless.config import Config, resolve
 from forgetless.data import Scenario, build_scenario
 from forgetless.errors import TraceError
 from forgetless.fit import Keep, fit
 from forgetless.methods import build_method
 from forgetless.models import build_model
-from forgetless.trace import Trace, is_trace
+from forgetless.trace import Trace, is_trace, load_trace
 from forgetless.training import Observer
 
 COMPARISON = "comparison.json"
+Standing = Literal["nothing", "unfinished", "complete", "other"]
 
 
 def scenario(name: str, *, data: str | Path | None = None, **options: Any) -> Scenario:
@@ -32,9 +35,10 @@ def run(
     out: Path | None = None,
     overwrite: bool = False,
     keep: Keep = "all",
+    checkpoint_every: float = 5.0,
     observer: Observer | None = None,
 ) -> Trace:
-    """Train as the configuration says."""
+    """Train as the configuration says, or go on where the run in `out` was stopped."""
     tasks = build_scenario(config.scenario, config, data)
     return fit(
         tasks,
@@ -46,39 +50,110 @@ def run(
         out=out,
         overwrite=overwrite,
         keep=keep,
+        checkpoint_every=checkpoint_every,
         config=config.as_dict(),
         observer=observer,
     )
 
 
+def standing(folder: Path, config: Config) -> Standing:
+    """What a folder holds of the run with these settings."""
+    if is_trace(folder):
+        trace = load_trace(folder)
+        if trace.status == "complete":
+            return "complete" if _same(trace.config, config) else "other"
+    store = Store(folder / CHECKPOINTS)
+    if store.exists():
+        manifest = store.manifest()
+        if manifest is None:
+            return "unfinished"  # what cannot be read is left to `fit`, which says why
+        return "unfinished" if _same(manifest["settings"]["config"], config) else "other"
+    return "other" if is_trace(folder) else "nothing"
+
+
+def _same(kept: dict[str, Any], config: Config) -> bool:
+    here: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
+    return all(kept.get(name) == value for name, value in here.items())
+
+
 @contextmanager
-def output_folder(out: Path | None, name: str, *, overwrite: bool) -> Iterator[Path]:
+def output_folder(
+    out: Path | None, name: str, parts: Mapping[str, Config], *, overwrite: bool, resume: bool
+) -> Iterator[Path]:
     """A folder for results, there from the start so that no other run takes it.
 
-    Without `out` it is a new one, runs/NAME, runs/NAME-2 and so on. An `out` that holds an earlier
-    run needs `overwrite`, one that holds other files is refused. If nothing comes to be written in
-    it, it is removed again.
+    Without `out` it is the latest of runs/NAME, runs/NAME-2 and so on if that holds the same run
+    unfinished, or else a new one. An `out` that holds another run needs `overwrite`, one that
+    holds the same run complete needs `overwrite` or `resume`, one that holds other files is
+    refused. If nothing comes to be written in it, it is removed again.
+
+    Arguments:
+        parts: the runs that are to be in it, by the name of their folder in it.
     """
     if out is not None:
-        _refuse_occupied(out, overwrite)
+        _refuse_occupied(out, parts, overwrite, resume)
     created: list[Path] = []
     try:
-        folder = _make(out, created) if out is not None else _make_new(Path("runs"), name, created)
-        yield folder
+        folder = out if out is not None else _unfinished(Path("runs"), name, parts)
+        if folder is None:
+            folder = _make_new(Path("runs"), name, created)
+        _make(folder, created)
+        # A single run holds its folder by itself.
+        with FolderLock(folder) if len(parts) > 1 else nullcontext():
+            yield folder
     finally:
         for empty in (f for f in reversed(created) if not any(f.iterdir())):
             empty.rmdir()
 
 
-def _refuse_occupied(folder: Path, overwrite: bool) -> None:
+def _refuse_occupied(
+    folder: Path, parts: Mapping[str, Config], overwrite: bool, resume: bool
+) -> None:
     if folder.exists() and not folder.is_dir():
         raise TraceError(f"--out {folder} cannot be a folder: it is a file")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or not any(f.name != LOCK for f in folder.iterdir()):
         return
-    if not (is_trace(folder) or (folder / COMPARISON).is_file()):
-        raise TraceError(f"--out {folder} holds files that are not a run's; choose another folder")
-    if not overwrite:
-        raise TraceError(f"--out {folder} holds a run; choose another folder or add --overwrite")
+    if overwrite and (is_trace(folder) or (folder / COMPARISON).is_file()):
+        return
+    found = {standing(folder / part, config) for part, config in parts.items()}
+    if found == {"nothing"} and not (folder / COMPARISON).is_file():
+        if is_trace(folder):  # of a single run, where several are to be
+            found = {"other"}
+        else:
+            raise TraceError(
+                f"--out {folder} holds files that are not a run's; choose another folder"
+            )
+    if overwrite:
+        return
+    if "other" in found:
+        raise TraceError(
+            f"--out {folder} holds a run with other settings, or one that cannot go on; choose "
+            "another folder or add --overwrite"
+        )
+    if found == {"complete"} and not resume:
+        raise TraceError(
+            f"--out {folder} holds this run, complete; --resume shows its results, --overwrite "
+            "runs it again"
+        )
+
+
+def _unfinished(root: Path, name: str, parts: Mapping[str, Config]) -> Path | None:
+    """The latest folder with the same run unfinished, if no process is writing it."""
+    latest = None
+    for n in count(1):
+        folder = _numbered(root, name, n)
+        if not folder.is_dir():
+            return latest
+        found = [standing(folder / part, config) for part, config in parts.items()]
+        begun = "unfinished" in found or ("complete" in found and "nothing" in found)
+        if begun and "other" not in found:
+            busy = any(is_locked(f) for f in (folder, *(folder / part for part in parts)))
+            latest = latest if busy else folder
+    return latest
+
+
+def _numbered(root: Path, name: str, n: int) -> Path:
+    return root / (name if n == 1 else f"{name}-{n}")
 
 
 def _make(folder: Path, created: list[Path]) -> Path:
@@ -96,7 +171,7 @@ def _make(folder: Path, created: list[Path]) -> Path:
 def _make_new(root: Path, name: str, created: list[Path]) -> Path:
     _make(root, created)
     for n in count(1):
-        folder = root / (name if n == 1 else f"{name}-{n}")
+        folder = _numbered(root, name, n)
         try:
             folder.mkdir()  # atomic: of two runs that start together, one gets it
         except FileExistsError:

@@ -8,7 +8,6 @@ matrix), and for every seed `seed-N/task-TT.safetensors` (weights after a task) 
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forgetless import metrics
+from forgetless.atomic import write_atomically as write_atomically
 from forgetless.errors import TraceError
 from forgetless.notebook import trace_html
 
@@ -200,6 +200,7 @@ def is_trace(folder: Path) -> bool:
 
 def make_room(folder: Path, *, overwrite: bool) -> None:
     """Make a folder ready for a trace: one that it holds is removed if asked, and nothing else."""
+    remove_unfinished(folder)
     if not is_trace(folder):
         return
     if not overwrite:
@@ -209,6 +210,13 @@ def make_room(folder: Path, *, overwrite: bool) -> None:
         file.unlink()
         if not any(file.parent.iterdir()):
             file.parent.rmdir()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed has left half written."""
+    for pattern in (f".{_FILE}.*", "seed-*/.*"):
+        for file in folder.glob(pattern):
+            file.unlink(missing_ok=True)
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
@@ -243,25 +251,6 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{file} is not a trace: {type(error).__name__} {error}") from error
-
-
-def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that, whatever happens, it is either the old one or the whole new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        # mkstemp makes files private; a trace is as readable as any other new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _spread(values: NDArray[np.float64]) -> dict[str, Any]:

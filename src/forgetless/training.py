@@ -6,6 +6,7 @@ from typing import final
 
 from forgetless.errors import require
 from forgetless.options import option
+from forgetless.sizes import AUTO, parsed_bytes
 
 _STORAGES = ("dense", "bfloat16", "cpu", "factored")
 _LARGEST_LR = 1e38  # what float32 can hold
@@ -30,6 +31,11 @@ class Training:
         "Directions are kept as float32 rows, in bfloat16, on the CPU, or as factored samples.",
         choices=_STORAGES,
     )
+    budget: str = option(
+        "",
+        "Bytes for directions, such as 4GB, or auto for what is free: picks the storage that fits, "
+        "and fewer directions if none does; --memory 4GB or auto says the same.",
+    )
     evaluate: str = option(
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
     )
@@ -44,6 +50,8 @@ class Training:
         require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
         require(self.eval_mode_after >= 0, "eval_mode_after", self.eval_mode_after, "at least 0")
         require(self.storage in _STORAGES, "storage", self.storage, ", ".join(_STORAGES))
+        if self.budget not in ("", AUTO):
+            parsed_bytes(self.budget)
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
         require(self.seeds_together >= 0, "seeds_together", self.seeds_together, "at least 0")
 

@@ -22,7 +22,7 @@ SAMPLES = 25
 def dense_features(trace, at: int, task: int, names=None) -> torch.Tensor:
     """φ of the same samples as the analysis takes, as a matrix in float64."""
     tasks = tasks_of(trace)
-    model = network_of(settings_of(trace), tasks, trace.weights(0, at)).double()
+    model = network_of(settings_of(trace), tasks, trace.weights(0, at)).double().eval()
     split = tasks.task(task, [0]).train
     index = torch.linspace(0, len(split) - 1, SAMPLES).round().long()
     inputs, labels = split.take(index.unsqueeze(0))
@@ -58,6 +58,16 @@ def test_heads_are_no_part_of_what_is_protected(digits_run):
     wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
     np.testing.assert_allclose(found.overlap["0-1"], wanted, atol=2e-3)
     assert found.forecast
+
+
+def test_convolutions_and_batch_norm_are_taken_as_they_were_evaluated(digits_run):
+    trace = digits_run("rotated-digits", "ogd", model="lenet", epochs=1, tasks=2)
+    found = analyse(trace, samples=SAMPLES)
+    sides = [theory.factors(dense_features(trace, 0, t), rtol=3e-4) for t in (0, 1)]
+    basis = trace.memory(0)["directions"].double()[: int(trace.memory(0)["ranks"][0])]
+    wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
+    np.testing.assert_allclose(found.overlap["0-1"], wanted, atol=2e-3)
+    assert len(found.forecast) == 1
 
 
 def test_variance_and_kernel_are_those_of_the_theory(digits_run):

@@ -14,7 +14,7 @@ import torch
 
 from forgetless.data import catalogue, sources
 from forgetless.data.files import IdxFile, PublishedFile
-from forgetless.data.sources import SOURCES, fetch, load_source, locate, status
+from forgetless.data.sources import SOURCES, fetch, file_hashes, load_source, locate, status
 from forgetless.errors import ConfigError, DataError
 
 SHAPES = {
@@ -284,3 +284,14 @@ def test_status_tells_what_there_is(tmp_path: Path, cache: Path, shelf: Shelf) -
     damaged = {row.name: row for row in status(tmp_path / "data")}["fashion-mnist"]
     assert not damaged.available
     assert "train-images-idx3-ubyte.gz is truncated" in damaged.where
+
+
+def test_file_hashes_are_those_of_the_files_that_are_read():
+    source = SOURCES["digits"]
+    file = source.embedded.path("digits")
+    assert file_hashes("digits") == {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def test_a_dataset_that_is_nowhere_has_no_hashes(tmp_path, monkeypatch):
+    monkeypatch.setattr("forgetless.data.sources._cache_folder", lambda: tmp_path)
+    assert file_hashes("mnist", tmp_path) == {}

@@ -156,7 +156,8 @@ def any_loader(rank, folder):
             rows = state["memory.directions"]
             states[name] = rows.T @ rows  # the same span in any order of samples
         alone = case.made()
-        guard = Guard(alone, torch.optim.SGD(alone.parameters(), 0.1), method)
+        with pytest.warns(UserWarning, match="there are several processes"):
+            guard = Guard(alone, torch.optim.SGD(alone.parameters(), 0.1), method)
         guard.end_task((x, y))
         expected = guard.state_dict()
         if method.name == "ewc":
@@ -192,6 +193,8 @@ def _refused(rank, x, y):
     with pytest.raises(DataError, match="rank 1: a batch"):
         guard.end_task([(x, y)] if rank == 0 else [(x, y, y)])
     assert guard.tasks == 0
+    with pytest.warns(UserWarning, match="neither in DistributedDataParallel nor sharded"):
+        Guard(model.module, torch.optim.SGD(model.parameters(), 0.1), OGD())
     sharded = shared(BY_NAME["fsdp-ogd"])
     optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
     with pytest.raises(ConfigError, match=r"a-gem takes gradients.*DistributedDataParallel"):

@@ -8,6 +8,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
 
 FLAGS = (
     "--headless=new",
@@ -49,6 +50,8 @@ class Browser:
         self.emulate(dark=dark)
         self.driver.get_log("browser")
         self.driver.get(page.as_uri())
+        ready = "return document.documentElement.dataset.ready === 'yes'"
+        WebDriverWait(self.driver, 30).until(lambda _: self.run(ready))
 
     def emulate(self, *, dark: bool = False, media: str = "") -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

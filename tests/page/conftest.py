@@ -5,20 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forgetless import SGD, Training, fit
 from forgetless.analysis import analysed
 from forgetless.comparison import compare, find_traces
 from forgetless.config import resolve
 from forgetless.page import write_page
 from forgetless.runs import run
 from forgetless.trace import Trace, load_trace
+from tests.conftest import blobs
 
 TABLE1 = Path(__file__).parents[2] / "results" / "table1"
 TINY = {"tasks": 3, "epochs": 2, "train_per_class": 12, "memory": 8, "samples": 40, "hidden": 20}
 
 
-def train(folder: Path, scenario: str, method: str, data: Path | None = None, **settings) -> Trace:
-    config = resolve(scenario, method, device="cpu", **settings)
-    return run(config, out=folder, data=data)
+def train(folder: Path, scenario: str, method: str, **settings) -> Trace:
+    return run(resolve(scenario, method, device="cpu", **settings), out=folder)
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +65,10 @@ def stopped_trace(tmp_path_factory) -> Trace:
 
 
 @pytest.fixture(scope="session")
-def long_traces(tmp_path_factory) -> list[Trace]:
-    """Fifty tasks."""
-    root = tmp_path_factory.mktemp("long")
-    settings = TINY | {"tasks": 50, "epochs": 1, "train_per_class": 2, "step_degrees": 3.0}
-    return [train(root / m, "rotated-digits", m, **settings) for m in ("sgd", "ogd")]
-
-
-@pytest.fixture(scope="session")
-def cifar_traces(tmp_path_factory, real_data) -> list[Trace]:
-    """Split CIFAR-100 with LeNet, a few images of three tasks."""
-    root = tmp_path_factory.mktemp("cifar")
-    settings = TINY | {"train_per_class": 6, "samples": 20}
-    return [train(root / m, "split-cifar100", m, real_data, **settings) for m in ("sgd", "pca-ogd")]
+def long_traces() -> list[Trace]:
+    """Fifty tasks, of points so that it does not take long."""
+    tasks, training = blobs(tasks=50), Training(lr=0.1, epochs=1, batch_size=12)
+    return [fit(tasks, SGD(), training=training, keep="nothing")]
 
 
 def hostile_trace() -> Trace:
@@ -116,9 +108,9 @@ def pages(request, tmp_path_factory):
     return page
 
 
-def _with_analysis(traces: list[Trace], data: Path | None = None):
+def _with_analysis(traces: list[Trace]):
     comparison = compare(traces)[0]
-    reasons = {e.label: analysed(e.parts[0], data=data, samples=30) for e in comparison.entries}
+    reasons = {e.label: analysed(e.parts[0], samples=30) for e in comparison.entries}
     return [comparison], [reasons]
 
 
@@ -128,7 +120,7 @@ CASES = {
     "single": lambda get: _with_analysis(get("digits_traces")[2:]),
     "stopped": lambda get: _with_analysis([get("stopped_trace")]),
     "long": lambda get: (get("long_traces"), []),
-    "cifar": lambda get: _with_analysis(get("cifar_traces"), get("real_data")),
+    "cifar": lambda get: (find_traces([TABLE1 / "split-cifar100"]), []),
     "hostile": lambda get: ([hostile_trace()], []),
     "several": lambda get: (find_traces([TABLE1]), []),
 }

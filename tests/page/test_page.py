@@ -55,6 +55,7 @@ def test_the_numbers_of_the_page_are_those_of_the_traces(mnist_traces):
         assert entry["forgetting"][1] == pytest.approx(summary["forgetting"]["std"])
         assert entry["command"].startswith(f"forgetless run rotated-mnist --method {trace.method}")
         assert "--protocol released" in entry["command"]
+        assert "--centred" not in entry["command"]  # the protocol says it
 
 
 def test_nothing_of_the_page_comes_from_elsewhere(mnist_traces):

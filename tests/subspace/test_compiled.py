@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forgetless.subspace import sweep
+from forgetless.subspace import compiled, sweep
 from forgetless.subspace.compiled import project_out_compiled
 
 
@@ -16,8 +16,11 @@ def plain(g, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 64, 101])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_loop_agrees_with_two_products(dtype, count, threads):
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_loops_agree_with_two_products(dtype, count, threads, cached, monkeypatch):
     pytest.importorskip("numba")
+    if not cached:
+        monkeypatch.setattr(compiled, "_CACHED", 0)
     torch.manual_seed(count)
     rows, g = torch.randn(count, 777, dtype=dtype), torch.randn(777, dtype=dtype)
     kept = g.clone()
@@ -60,3 +63,13 @@ def test_strides_gradients_and_other_types_take_the_plain_path():
     weights = g.clone().requires_grad_()
     sweep.project_out_rows(weights[None], rows[None]).square().sum().backward()
     assert torch.allclose(weights.grad, 2 * expected, atol=1e-4)
+
+
+def test_rows_too_long_for_a_cache_are_read_in_pieces():
+    torch.manual_seed(0)
+    rows = torch.randn(6, 2 * compiled._CACHED // 4 + 321)
+    rows /= rows.norm(dim=1, keepdim=True)
+    g = torch.randn(rows.shape[1])
+    projected = sweep.project_out_rows(g[None], rows[None])[0]
+    expected = plain(g, rows)
+    assert (projected - expected).norm() < 1e-6 * expected.norm()

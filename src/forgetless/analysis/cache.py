@@ -7,7 +7,8 @@ from pathlib import Path
 
 from forgetless.analysis.analysis import Analysis
 from forgetless.analysis.measure import SAMPLES, analyse
-from forgetless.trace import Trace, write_atomically
+from forgetless.atomic import write_atomically
+from forgetless.trace import Trace
 
 FORMAT = 1
 _FILE = "analysis.json"

@@ -1,5 +1,5 @@
 """The command `forgetless`."""
 
-from forgetless.cli.main import main
+from forgetless.cli.entry import main
 
 __all__ = ["main"]

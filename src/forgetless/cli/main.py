@@ -1,7 +1,7 @@
 """The commands: run, compare, list, data; forecast and report have files of their own."""
 
 import json
-import sys
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forgetless.atomic import write_atomically
 from forgetless.cli.forecast import forecast_command
 from forgetless.cli.options import with_config_options
 from forgetless.cli.paper import paper_app
@@ -17,13 +18,13 @@ from forgetless.cli.report import PAGE, make_report, report_command, say_page
 from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
-from forgetless.errors import ForgetlessError, TrainingError, require
+from forgetless.errors import require
 from forgetless.methods import METHODS, build_method
 from forgetless.models import MODELS
 from forgetless.plots import accuracy_matrices, save
 from forgetless.report import comparison_table, task_table
-from forgetless.runs import COMPARISON, output_folder, run
-from forgetless.trace import Trace, write_atomically
+from forgetless.runs import COMPARISON, output_folder, run, standing
+from forgetless.trace import Trace, load_trace
 from forgetless.version import __version__
 
 app = typer.Typer(
@@ -50,6 +51,22 @@ Out = Annotated[
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the results of an earlier run in --out.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the run in --out, as the same command does by itself, and show the "
+        "results of one that is complete.",
+    ),
+]
+CheckpointEvery = Annotated[
+    float,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="MINUTES",
+        help="Save all that is needed to go on this often within a task, and after each; 0: never.",
+    ),
 ]
 Kept = Annotated[
     str,
@@ -99,6 +116,8 @@ def run_command(
     data: DataFolder = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
     log: Log = "",
     as_json: Json = False,
@@ -107,9 +126,18 @@ def run_command(
 ) -> None:
     """Learn the tasks of SCENARIO with one method and show what was forgotten."""
     config = resolve(scenario, method, **settings)
-    _check(config, keep, log)
-    with output_folder(out, f"{scenario}-{method}", overwrite=overwrite) as folder:
-        trace = _train(config, data, folder, overwrite, keep, log)
+    _check(config, keep, checkpoint_every, log)
+    parts = {".": config}
+    name = f"{scenario}-{method}"
+    how: dict[str, Any] = {
+        "data": data,
+        "overwrite": overwrite,
+        "keep": keep,
+        "every": checkpoint_every,
+        "log": log,
+    }
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
+        trace = _train(config, folder, **how)
         picture = _save_picture([trace], folder)
         make_report([trace], folder / PAGE)
     if as_json:
@@ -132,6 +160,8 @@ def compare_command(
     data: DataFolder = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
     analyse: Analyse = None,
     log: Log = "",
@@ -145,13 +175,21 @@ def compare_command(
     require(distinct, "--methods", methods, "one or more different methods, comma-separated")
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
-        _check(config, keep, log)
+        _check(config, keep, checkpoint_every, log)
     traces: list[Trace] = []
-    with output_folder(out, f"{scenario}-compare", overwrite=overwrite) as folder:
+    parts = {config.method: config for config in configs}
+    name = f"{scenario}-compare"
+    how: dict[str, Any] = {
+        "data": data,
+        "overwrite": overwrite,
+        "keep": keep,
+        "every": checkpoint_every,
+        "log": log,
+    }
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
         try:
             for config in configs:
-                place = folder / config.method
-                traces.append(_train(config, data, place, overwrite, keep, log))
+                traces.append(_train(config, folder / config.method, **how))
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 picture = _save_picture(traces, folder)
@@ -213,8 +251,9 @@ def fetch_command(
     typer.echo(f"{name} is in {where}")
 
 
-def _check(config: Config, keep: str, log: str) -> None:
+def _check(config: Config, keep: str, every: float, log: str) -> None:
     """Find what is wrong with the settings before anything is loaded, made or written."""
+    require(0 <= every < math.inf, "--checkpoint-every", every, "a number of minutes, 0 for never")
     require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
     logger_names(log)
     config.seed_list()
@@ -222,55 +261,33 @@ def _check(config: Config, keep: str, log: str) -> None:
 
 
 def _train(
-    config: Config, data: Path | None, folder: Path, overwrite: bool, keep: Any, log: str
+    config: Config,
+    folder: Path,
+    *,
+    data: Path | None,
+    overwrite: bool,
+    keep: Any,
+    every: float,
+    log: str,
 ) -> Trace:
+    if not overwrite and standing(folder, config) == "complete":
+        return load_trace(folder)
     with watched(f"{config.scenario} {config.method}", log, folder, config.as_dict()) as observer:
-        return run(config, data=data, out=folder, overwrite=overwrite, keep=keep, observer=observer)
+        return run(
+            config,
+            data=data,
+            out=folder,
+            overwrite=overwrite,
+            keep=keep,
+            checkpoint_every=every,
+            observer=observer,
+        )
 
 
 def _save_picture(traces: list[Trace], folder: Path) -> Path:
     return save(accuracy_matrices(traces), folder / "accuracy.png")
 
 
-_INTERRUPTED = 130
-
-
 def _say_where(folder: Path, picture: Path) -> None:
     words = f"Results are in {folder}; a picture of what was forgotten is {picture}"
     Console().print(words, soft_wrap=True, markup=False, highlight=False)
-
-
-# The base of typer's own errors, wherever the installed version keeps it.
-_UsageError: type[Exception] = next(
-    c
-    for c in typer.BadParameter.__mro__
-    if c.__name__ == "ClickException" and issubclass(c, Exception)
-)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; one sentence and an exit status for whatever goes wrong."""
-    command = typer.main.get_command(app)
-    for output in (sys.stdout, sys.stderr):  # a terminal that has no ° shows ? and goes on
-        if hasattr(output, "reconfigure"):
-            output.reconfigure(errors="replace")
-    try:
-        result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
-        # Ctrl-C arrives as a result or as Abort, depending on the version of typer.
-        if result == _INTERRUPTED:
-            raise KeyboardInterrupt
-        sys.exit(result if isinstance(result, int) else 0)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; tasks that were finished are kept in the run's folder", _INTERRUPTED)
-    except TrainingError as error:
-        _fail(str(error), 1)
-    except (ForgetlessError, OSError) as error:
-        _fail(str(error), 2)
-    except _UsageError as error:
-        message = error.format_message()  # type: ignore[attr-defined]
-        _fail(f"{message.rstrip('.')}; --help shows what is accepted", 2)
-
-
-def _fail(sentence: str, status: int) -> None:
-    print(f"forgetless: {sentence}", file=sys.stderr)  # noqa: T201
-    sys.exit(status)

@@ -10,6 +10,8 @@ import typer
 from forgetless.config import Config, describe_default
 
 _METAVARS = {int: "N", float: "X", float | None: "X", str: "TEXT"}
+_NAMED = {"memory": "N|SIZE|auto", "budget": "SIZE|auto"}
+_TEXTS = {"memory": str}  # a count, or the size of all: the configuration tells which
 _ARGUMENTS = ("scenario", "method")  # said in another way than as an option with a default
 
 
@@ -21,6 +23,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
     hints = get_type_hints(Config)
+    hints |= _TEXTS
     options = [
         _parameter(f.name, hints[f.name], f.metadata)
         for f in fields(Config)
@@ -45,7 +48,7 @@ def _parameter(name: str, kind: Any, metadata: Any) -> inspect.Parameter:
     info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=f"{metadata['help']} [default: {describe_default(name)}]",
-        metavar="|".join(choices) or _METAVARS.get(kind),
+        metavar="|".join(choices) or _NAMED.get(name) or _METAVARS.get(kind),
         show_default=False,  # the parser's default is None: not given
     )
     return inspect.Parameter(

@@ -70,6 +70,13 @@ def build_command(
     results: Results = None,
     page: PageFile = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder with datasets.")] = None,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train/--no-train",
+            help="Train what is missing, or leave out the cells of tables whose runs are missing.",
+        ),
+    ] = True,
 ) -> None:
     """Train what is missing, measure, and rebuild the page.
 
@@ -80,7 +87,7 @@ def build_command(
         resolve("rotated-digits", "sgd", seeds=seeds).seed_list()
         size = replace(size, seeds=seeds)
     where, file = _places(scale, results, page)
-    plan = Plan(size, runs or Path("runs/paper"), where, data, device)
+    plan = Plan(size, runs or Path("runs/paper"), where, data, device, train)
     with _Bar() as bar:
         build(chosen(names), plan, bar)
     _write(where, file)

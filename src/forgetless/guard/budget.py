@@ -7,23 +7,17 @@ from typing import Any
 import torch
 
 from forgetless.errors import ConfigError
-from forgetless.guard.report import in_words
-from forgetless.methods import PCAOGD, Method
+from forgetless.footprint import Footprint
+from forgetless.methods import Method
+from forgetless.sizes import in_words
 from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
-from forgetless.tangent import TangentFeatures, held, held_bytes
+from forgetless.tangent import TangentFeatures
 
 
 def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
     """Factored samples where they take less than rows, by the features of a few samples."""
-    factored = held_bytes(held(phi)) / len(phi)
-    row = phi.shape[1] * phi.like.element_size()
-    if isinstance(method, PCAOGD):
-        # All samples that were looked at are kept, and each direction's weights of them.
-        count = method.components if isinstance(method.components, int) else method.samples
-        cheaper = method.samples * (factored + 8 * count) + 24 * count**2 < count * row
-    else:
-        cheaper = factored < row
-    return FACTORED if cheaper else DENSE
+    needs = Footprint.of(phi, method)
+    return FACTORED if needs.bytes(FACTORED) < needs.bytes(DENSE) else DENSE
 
 
 def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:

@@ -27,13 +27,14 @@ from forgetless.guard.loading import TaskData
 from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
 from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names
-from forgetless.guard.report import MemoryReport, Stats, parsed_bytes
+from forgetless.guard.report import MemoryReport, Stats
 from forgetless.guard.reporting import memory_report
 from forgetless.guard.sharding import agreed, settle, training_ranks
 from forgetless.guard.spread import from_shards, sharded_template, to_shards
 from forgetless.guard.state import Snapshot, from_dict, to_dict
 from forgetless.guard.steps import Steps
 from forgetless.methods import Method, State
+from forgetless.sizes import parsed_bytes
 from forgetless.streams import stream
 from forgetless.subspace import DENSE, FACTORED, Storage, Subspace
 
@@ -264,13 +265,14 @@ class Guard:
     def _chosen(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""
         first = next(iter(data.batches()), None)
-        if first is None:
+        few = None if first is None else Remembered((first.mapped(lambda t: t[:4]),))
+        kind = None if few is None else chosen_storage(self._model.features(few), self.method)
+        votes = torch.tensor([kind == DENSE, kind == FACTORED]).long()
+        # Processes have samples of different lengths, or none.
+        dense, factored = (votes if self.ranks is None else self.ranks.sum(votes)).tolist()
+        if dense + factored == 0:
             raise DataError("the loader has no samples")
-        few = Remembered((first.mapped(lambda t: t[:4]),))
-        kind = chosen_storage(self._model.features(few), self.method)
-        if self.ranks is not None:  # whose first samples may be of another length
-            factored = self.ranks.agreed(torch.tensor(int(kind is FACTORED)))
-            kind = FACTORED if int(factored) else DENSE
+        kind = FACTORED if factored > dense else DENSE
         storage = replace(kind, max_rank=self._asked.max_rank)
         state: State = self.method.init(self._parameters.empty(), storage)
         return replace(now, state=state, storage=storage, notes=(f"{storage} chosen",))

@@ -1,10 +1,12 @@
 """A model that several processes train: who they are, and which part of it each of them holds."""
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -98,6 +100,13 @@ def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any])
         if isinstance(wrapped, DistributedDataParallel):
             return Ranks(wrapped.process_group, first.device)
         wrapped = getattr(wrapped, "_orig_mod", None)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        warnings.warn(
+            "the model is neither in DistributedDataParallel nor sharded by fully_shard, though "
+            "there are several processes: each will remember on its own; if they train one "
+            "model, give the guard the wrapped one",
+            stacklevel=3,
+        )
     return None
 
 

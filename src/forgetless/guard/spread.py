@@ -48,19 +48,25 @@ def from_shards(tensors: Mapping[str, Tensor], parameters: Parameters) -> Mappin
     known = [[name, list(shape)] for name, shape in parameters.shapes.items()]
     theirs = header.get("parameters")
     fits = isinstance(theirs, Mapping) and [[n, list(s)] for n, s in theirs.items()] == known
-    apart = any(_OF in name for name in tensors)
-    if not fits or not (apart or parameters.shares):
+    if not fits or not (parameters.shares or any(map(_is_piece, tensors))):
         return tensors
-    found = {name: t for name, t in tensors.items() if _OF not in name}
-    for kept, described in header["memory"].items():
-        if kept in COLUMNS:
-            joined = torch.cat(_parts(tensors, kept, parameters), -1)
-            width = parameters.size if parameters.shares else described[0][-1]
-            found[MEMORY + kept] = joined
-            if [*joined.shape] != [*described[0][:-1], width]:
-                raise ConfigError(f"the state is damaged: {kept} is {list(joined.shape)}")
-            described[0][-1] = width
+    found = {name: t for name, t in tensors.items() if not _is_piece(name)}
+    try:
+        for kept, described in header["memory"].items():
+            if kept in COLUMNS:
+                joined = torch.cat(_parts(tensors, kept, parameters), -1)
+                width = parameters.size if parameters.shares else described[0][-1]
+                found[MEMORY + kept] = joined
+                if [*joined.shape] != [*described[0][:-1], width]:
+                    raise ConfigError(f"the state is damaged: {kept} is {list(joined.shape)}")
+                described[0][-1] = width
+    except (LookupError, AttributeError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"the state is damaged or incomplete: {error!r}") from error
     return found | {HEADER: _text(header)}
+
+
+def _is_piece(name: object) -> bool:
+    return str(name).startswith(tuple(f"{MEMORY}{kept}{_OF}" for kept in COLUMNS))
 
 
 def _parts(tensors: Mapping[str, Tensor], kept: str, parameters: Parameters) -> list[Tensor]:

@@ -16,6 +16,8 @@ from forgetless.ranks import Ranks
 from forgetless.subspace import Storage
 
 _FORMAT = 1
+_GENERATORS = 2  # of a guard: one chooses samples to remember, one memory batches
+_MOST_TASKS = 100_000  # whatever goes through them must come to an end
 HEADER, MEMORY, _RANDOM = "header", "memory.", "generators"
 # What has a number for every protected weight, in its last dimension.
 COLUMNS = ("directions", "fisher", "anchor")
@@ -43,7 +45,6 @@ class Snapshot:
 
 def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> dict[str, Tensor]:
     """Every tensor by name; what is not a tensor as JSON text in one of bytes."""
-    storage = snapshot.storage
     memory = snapshot.state.tensors(0)
     header = {
         "format": _FORMAT,
@@ -53,12 +54,7 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
         "tasks": snapshot.tasks,
         "notes": snapshot.notes,
         "memory": {name: _kind(t) for name, t in memory.items()},
-        "storage": {
-            "kind": storage.kind,
-            "dtype": None if storage.dtype is None else str(storage.dtype)[6:],
-            "device": None if storage.device is None else str(storage.device),
-            "max_rank": storage.max_rank,
-        },
+        "storage": snapshot.storage.described(),
     }
     text = json.dumps(header, default=str).encode()
     tensors = {
@@ -91,7 +87,7 @@ def from_dict(
         if list(shapes.items()) != list(parameters.shapes.items()):
             raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
         _check_memory(tensors, header["memory"])
-        storage = replace(_storage(header["storage"]), ranks=ranks)
+        storage = replace(Storage.from_description(header["storage"]), ranks=ranks)
         memory = {
             n.removeprefix(MEMORY): t.detach().to(storage.device or parameters.device, copy=True)
             for n, t in tensors.items()
@@ -100,12 +96,18 @@ def from_dict(
         state = method.restore([memory], parameters.read(), storage, Remembered.restore)
         _check_width(memory, parameters)
         generators = tensors[_RANDOM].cpu().clone()
+        if len(generators) != _GENERATORS:
+            raise ValueError(f"{len(generators)} generators instead of {_GENERATORS}")
         for one in generators:
             torch.Generator().set_state(one.clone())  # of a view it would read the wrong bytes
         tasks, notes = int(header["tasks"]), tuple(map(str, header["notes"]))
+        if not 0 <= tasks <= _MOST_TASKS:
+            raise ValueError(f"{tasks} tasks")
     except ConfigError:
         raise
-    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError
+    ) as error:  # fmt: skip
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
@@ -125,17 +127,6 @@ def header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     if version != _FORMAT:
         raise ConfigError(f"the state has format {version}, this version reads {_FORMAT}")
     return header
-
-
-def _storage(kept: Mapping[str, Any]) -> Storage:
-    dtype = None if kept["dtype"] is None else getattr(torch, kept["dtype"])
-    device = None if kept["device"] is None else torch.device(kept["device"])
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError):
-            device = None  # this machine has no such device: rows are where the weights are
-    return Storage(kept["kind"], dtype, device, kept["max_rank"])
 
 
 def _kind(tensor: Tensor) -> list[object]:

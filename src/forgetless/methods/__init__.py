@@ -52,7 +52,11 @@ __all__ = [
 class MethodOptions:
     """The hyperparameters of all methods, as the command line names them."""
 
-    memory: int = option(100, "Directions or samples that a method keeps of each task.")
+    memory: int = option(
+        100,
+        "Directions or samples that a method keeps of each task; as SIZE or auto, what those of "
+        "all tasks may take (see --budget).",
+    )
     samples: int = option(3000, "Gradients that PCA-OGD looks at in each task.")
     variance: float | None = option(
         None, "PCA-OGD keeps the directions that explain this share of variance, not --memory."

@@ -8,12 +8,16 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from forgetless.atomic import write_atomically
 from forgetless.comparison import Comparison, compare
 from forgetless.page.content import Analyses, page_content
-from forgetless.trace import Trace, write_atomically
+from forgetless.trace import Trace
 
 _LIBRARY = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-_PROGRAM = ("base.js", "panel.js", "what.js", "why.js", "todo.js", "main.js")
+_PROGRAM = (
+    "base.js", "panel.js", "summary.js", "what.js", "overlap.js", "reasons.js", "why.js", "todo.js",
+    "main.js",
+)  # fmt: skip
 # What would end or hide a script element, or a line of it, inside JSON.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from forgetless import metrics
@@ -31,7 +30,7 @@ def _group(comparison: Comparison, analyses: Analyses) -> dict[str, Any]:
         "tasks": list(comparison.tasks),
         "learned": comparison.learned,
         "headline": headline(comparison),
-        "folders": sorted({_folder(e) for e in comparison.entries} - {""}),
+        "folders": _folders(comparison),
         "entries": [_entry(e, analyses.get(e.label)) for e in comparison.entries],
     }
 
@@ -73,9 +72,12 @@ def _seeds(seeds: Sequence[int]) -> str:
     return str(len(seeds)) if counted else ",".join(map(str, seeds)) + ("," * (len(seeds) == 1))
 
 
-def _folder(entry: Entry) -> str:
-    paths = [part.path for part in entry.parts if part.path is not None]
-    return "" if not paths else str(Path(*paths[0].parts))
+def _folders(comparison: Comparison) -> list[str]:
+    """Where the runs are; of several in one place, the place."""
+    paths = [part.path for e in comparison.entries for part in e.parts if part.path is not None]
+    parents = {path.parent for path in paths}
+    together = len(paths) > 1 and len(parents) == 1
+    return sorted(map(str, parents if together else paths))
 
 
 def _plain(value: Any) -> Any:

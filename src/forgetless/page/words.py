@@ -56,14 +56,17 @@ def command(config: Mapping[str, Any], **changed: Any) -> str | None:
     """
     wanted = dict(config) | changed
     try:
-        preset = resolve(str(wanted["scenario"]), str(wanted["method"]))
+        scenario, method = str(wanted["scenario"]), str(wanted["method"])
+        plain = resolve(scenario, method)
+        preset = resolve(scenario, method, protocol=wanted.get("protocol", plain.protocol))
         known = {f.name for f in fields(Config)}
         if not set(wanted) <= known:
             return None
     except (KeyError, ConfigError):
         return None
     words = ["forgetless", "run", preset.scenario, "--method", preset.method]
-    for name, usual in preset.as_dict().items():
+    # The protocol sets others, so that it is said and they are not.
+    for name, usual in (preset.as_dict() | {"protocol": plain.protocol}).items():
         value = wanted.get(name, usual)
         if value == usual or value is None:
             continue

@@ -31,6 +31,7 @@ class Artefact:
         show: the data as Markdown lines; figures are handed to the pictures.
         runs: what has to be trained, from the scale and the results of what it needs.
         needs: artefacts that must be built before.
+        may_lack: whether it can be measured when some of its runs are missing.
     """
 
     name: str
@@ -40,3 +41,4 @@ class Artefact:
     show: Callable[[Data, Pictures], list[str]]
     runs: Callable[[Scale, Results], Sequence[Run]] = no_runs
     needs: tuple[str, ...] = ()
+    may_lack: bool = False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from forgetless.data.sources import file_hashes
+from forgetless.errors import TraceError
 from forgetless.paper.artefact import Artefact
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.scale import Scale
@@ -48,6 +49,8 @@ class Plan:
         results: folder of the results.
         data: folder with datasets, or None.
         device: as the command line takes it.
+        train: whether missing runs are trained. If not, artefacts that can be measured without
+            them are, and others are refused.
     """
 
     scale: Scale
@@ -55,6 +58,7 @@ class Plan:
     results: Path
     data: Path | None = None
     device: str = "auto"
+    train: bool = True
 
 
 def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
@@ -62,7 +66,7 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
     results = load_results(plan.results, list(ARTEFACTS))
     workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results)
     for artefact in artefacts:
-        steps = _train(artefact, workshop, watch)
+        steps = _train(artefact, workshop, watch) if plan.train else _check(artefact, workshop)
         watch(Stage(f"{artefact.name}: measuring", steps, steps, fresh=True))
         started = time.perf_counter()
         workshop.used.clear()
@@ -91,6 +95,17 @@ def _train(artefact: Artefact, workshop: Workshop, watch: Watcher) -> float:
         workshop.train(run, partial(_observe, watch, Stage(what, done, total, fresh=False), run))
         done += run.steps
     return total
+
+
+def _check(artefact: Artefact, workshop: Workshop) -> float:
+    """Refuse an artefact that needs runs which are not there; no steps are needed for the rest."""
+    missing = [run for run in _with_weights(artefact, workshop) if not workshop.is_trained(run)]
+    if missing and not artefact.may_lack:
+        raise TraceError(
+            f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
+            f"{missing[0].key}"
+        )
+    return 0.0
 
 
 def _observe(watch: Watcher, before: Stage, run: Run, progress: Progress) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
+from forgetless.atomic import write_atomically
 from forgetless.paper.answers import answers
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import Word, judged
@@ -12,10 +13,10 @@ from forgetless.paper.pictures import NAMES, Pictures
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.scale import SCALES
 from forgetless.paper.store import Results, load_results
-from forgetless.trace import write_atomically
 
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"
+_MADE_WITH = ("device", "torch", "code")
 
 
 def write_page(results: Path, page: Path, images: Path) -> None:
@@ -105,13 +106,11 @@ def _provenance(records: Results) -> list[str]:
     rows = []
     for name, record in records.items():
         of = record["provenance"]
-        trained = of["seconds training"]
-        rows.append(
-            [
-                f"`{name}`", str(len(of["runs"])), f"{trained:.0f}",
-                f"{of['seconds measuring']:.0f}", of["device"], of["torch"], of["code"],
-            ]
-        )  # fmt: skip
+        # What was measured without training has only the measuring's own device and versions.
+        made = list(of["runs"].values()) or [of]
+        where = [" ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
+        seconds = (of["seconds training"], of["seconds measuring"])
+        rows.append([f"`{name}`", str(len(of["runs"])), *(f"{s:.0f}" for s in seconds), *where])
     headings = ["artefact", "runs", "seconds training", "seconds measuring"]
     return [
         "## Where the numbers come from",
@@ -119,5 +118,5 @@ def _provenance(records: Results) -> list[str]:
         "Runs are shared between artefacts and trained once; each artefact counts all that it "
         "uses. Settings of every run and hashes of the data files are in the JSON beside.",
         "",
-        *table([*headings, "device", "torch", "code"], rows),
+        *table([*headings, *_MADE_WITH], rows),
     ]

@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from forgetless.assembly import make_learner
 from forgetless.config import Config
 from forgetless.data import Scenario
 from forgetless.driver import batch_of, choose
 from forgetless.errors import TraceError
-from forgetless.fit import make_learner
 from forgetless.linalg import orthonormalize
 from forgetless.methods import GEMNT, Samples, build_method
 from forgetless.models import build_model

@@ -105,7 +105,7 @@ FULL = Scale(
     benchmarks={
         "permuted": Benchmark("Permuted MNIST", "permuted-mnist", sizes=(100, 200, 500, 1000)),
         "rotated": Benchmark("Rotated MNIST", "rotated-mnist", sizes=(100, 200, 500, 1000)),
-        "split": Benchmark("Split MNIST", "split-mnist", variance_samples=2000),
+        "split": Benchmark("Split MNIST", "split-mnist", variance_samples=1500),
         "cifar": Benchmark(
             "Split CIFAR",
             "split-cifar100",
@@ -126,36 +126,36 @@ FULL = Scale(
     toy=((50, 100), (100, 1000), (150, 1000), (500, 500)),
 )
 
-_DIGITS = {"train_per_class": 50, "epochs": 3, "samples": 200, "tasks": 3, "hidden": 24}
+_DIGITS = {"train_per_class": 40, "epochs": 2, "samples": 150, "tasks": 3, "hidden": 24}
 
 SMALL = Scale(
     name="small",
     seeds="2",
     benchmarks={
         "permuted": Benchmark(
-            "Permuted digits", "permuted-digits", _DIGITS, sizes=(20, 50), variance_samples=200
+            "Permuted digits", "permuted-digits", _DIGITS, sizes=(20, 40), variance_samples=150
         ),
         "rotated": Benchmark(
             "Rotated digits",
             "rotated-digits",
             {**_DIGITS, "step_degrees": 25.0},
-            sizes=(20, 50),
-            variance_samples=200,
+            sizes=(20, 40),
+            variance_samples=150,
         ),
-        "split": Benchmark("Split digits", "split-digits", {**_DIGITS, "samples": 100}),
+        "split": Benchmark("Split digits", "split-digits", {**_DIGITS, "samples": 80}),
         "cifar": Benchmark(
             "Split digits, LeNet",
             "split-digits",
-            {**_DIGITS, "samples": 100, "model": "lenet", "lr": 0.02},
+            {**_DIGITS, "samples": 80, "model": "lenet", "lr": 0.02},
             network={"freeze": "convolutions", "eval_mode_after": 8},
-            sizes=(20, 50),
-            variance_samples=100,
+            sizes=(20, 40),
+            variance_samples=80,
         ),
     },
-    memory=16,
-    memories=(4, 8, 16, 32),
+    memory=8,
+    memories=(4, 8, 16),
     overlap_samples=30,
-    variance_counts=(2, 5, 10, 20, 50, 100),
+    variance_counts=(2, 5, 10, 20, 40, 80),
     few=3,
     strengths=(10.0, 100.0),
     search_seeds="1",

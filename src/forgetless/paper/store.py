@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forgetless.atomic import write_atomically
 from forgetless.errors import TraceError
-from forgetless.trace import write_atomically
 
 FORMAT = 1
 _DIGITS = 6

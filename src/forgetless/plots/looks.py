@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from forgetless.atomic import write_atomically
 from forgetless.comparison import Comparison, compare
 from forgetless.errors import ConfigError
-from forgetless.trace import Trace, write_atomically
+from forgetless.trace import Trace
 
 COLUMN = 3.25  # inches: a column of a two-column paper
 PAGE = 6.75  # both columns

@@ -1,7 +1,7 @@
 """The walk over stored rows as a compiled loop for the CPU, where Numba is installed.
 
 PyTorch's product of a matrix and a vector has one thread, starts anew for every block and reads at
-two thirds of a core's bandwidth. Here each thread walks over its share of the rows in one call.
+two thirds of a core's bandwidth. Here each thread walks over its share in one call.
 """
 
 from collections.abc import Callable
@@ -15,91 +15,116 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Loop = Callable[[Array, Array, Array, Array], None]
 # Bytes of a row above which the processor's cache does not hold those that the threads work on.
 _CACHED = 1 << 22
+# Columns that are read from all such rows together: their part of g stays in the cache.
+_WIDTH = 1 << 18
 # Sums may be taken in any order, eight or sixteen at a time; NaN and infinity keep their meaning.
 _REORDERED = {"reassoc", "contract", "nsz"}
 
 
 def can_be_compiled(g: Tensor, rows: Tensor) -> bool:
-    """Whether Numba is there, and the loop can read these and is the faster way."""
+    """Whether Numba is there and the loops can read these."""
     return (
         find_spec("numba") is not None
         and g.device.type == rows.device.type == "cpu"
         and g.dtype == rows.dtype
         and g.dtype in (torch.float32, torch.float64)
         and rows.is_contiguous()
-        and rows.shape[1] * rows.element_size() <= _CACHED
         and not (g.requires_grad or rows.requires_grad)
     )
 
 
 def project_out_compiled(g: Tensor, rows: Tensor, threads: int) -> Tensor:
     """g̃ = g − Vᵀ V g: (p,), (K, p) → (p,), by several threads."""
-    vector, shares = g.contiguous(), g.new_empty(threads, len(g))
+    vector, scratch = g.contiguous(), g.new_zeros(threads, max(rows.shape))
     projected = torch.empty_like(vector)
-    _loop()(vector.numpy(), rows.numpy(), shares.numpy(), projected.numpy())
+    one_pass, two_passes = _loops()
+    walk = one_pass if rows.shape[1] * rows.element_size() <= _CACHED else two_passes
+    walk(vector.numpy(), rows.numpy(), scratch.numpy(), projected.numpy())
     return projected
 
 
 @cache
-def _loop() -> Callable[[Array, Array, Array, Array], None]:
+def _loops() -> tuple[Loop, Loop]:
+    """Over rows that stay in the cache until they are subtracted, and over others."""
     numba: Any = import_module("numba")
     njit, each = numba.njit, numba.prange
     how = {"nogil": True, "fastmath": _REORDERED, "error_model": "numpy"}
-    products, subtract = njit(**how)(_products), njit(**how)(_subtract)
+    add_products, subtract = njit(**how)(_add_products), njit(**how)(_subtract)
 
-    def project_out(g: Array, rows: Array, shares: Array, projected: Array) -> None:
-        """Threads share the rows: `shares` (threads, p) takes what each of them finds."""
-        count, threads = len(rows), len(shares)
+    def one_pass(g: Array, rows: Array, scratch: Array, projected: Array) -> None:
+        """Threads share the rows, each read once: `scratch` takes what each thread finds."""
+        count, size, threads = len(rows), g.size, len(scratch)
         for t in each(threads):
-            shares[t] = 0
-            found = np.zeros(count, g.dtype)
-            for i in range(count * t // threads, count * (t + 1) // threads, 4):
-                last = min(i + 4, count * (t + 1) // threads)
-                products(rows[i:last], g, found[i:last])
-                subtract(rows[i:last], found[i:last], shares[t])
+            found, share = np.zeros(count, g.dtype), scratch[t][:size]
+            last = count * (t + 1) // threads
+            for i in range(count * t // threads, last, 4):
+                add_products(rows, i, min(i + 4, last), g, 0, size, found)
+                subtract(rows, i, min(i + 4, last), found, share, 0)
         for t in each(threads):
-            for j in range(g.size * t // threads, g.size * (t + 1) // threads):
+            for j in range(size * t // threads, size * (t + 1) // threads):
                 projected[j] = g[j]
                 for share in range(threads):
-                    projected[j] += shares[share, j]
+                    projected[j] += scratch[share, j]
 
-    loop: Callable[[Array, Array, Array, Array], None] = njit(parallel=True, **how)(project_out)
-    return loop
+    def two_passes(g: Array, rows: Array, scratch: Array, projected: Array) -> None:
+        """Threads share the columns, each read twice: `scratch` takes the parts of V g."""
+        count, size, threads = len(rows), g.size, len(scratch)
+        for t in each(threads):
+            last = size * (t + 1) // threads
+            for j in range(size * t // threads, last, _WIDTH):
+                add_products(rows, 0, count, g, j, min(j + _WIDTH, last), scratch[t])
+        found = scratch.sum(0)
+        for t in each(threads):
+            last = size * (t + 1) // threads
+            for j in range(size * t // threads, last, _WIDTH):
+                part = projected[j : min(j + _WIDTH, last)]
+                part[:] = g[j : j + part.size]
+                subtract(rows, 0, count, found, part, j)
+
+    together = njit(parallel=True, **how)
+    return together(one_pass), together(two_passes)
 
 
-def _products(rows: Array, g: Array, found: Array) -> None:
-    """`found` ← `found` + V g, four rows at a time."""
-    even = len(rows) - len(rows) % 4
-    for i in range(0, even, 4):
-        v, w, x, y = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+def _add_products(
+    rows: Array, first: int, last: int, g: Array, start: int, stop: int, found: Array
+) -> None:
+    """Add to `found` (K,) what some columns of some rows have in common with g, four at a time."""
+    x = g[start:stop]
+    even = last - (last - first) % 4
+    for i in range(first, even, 4):
+        u, v = rows[i][start:stop], rows[i + 1][start:stop]
+        w, y = rows[i + 2][start:stop], rows[i + 3][start:stop]
         a = b = c = d = g.dtype.type(0)
-        for j in range(g.size):
-            a += v[j] * g[j]
-            b += w[j] * g[j]
-            c += x[j] * g[j]
-            d += y[j] * g[j]
+        for j in range(x.size):
+            a += u[j] * x[j]
+            b += v[j] * x[j]
+            c += w[j] * x[j]
+            d += y[j] * x[j]
         found[i] += a
         found[i + 1] += b
         found[i + 2] += c
         found[i + 3] += d
-    for i in range(even, len(rows)):
-        v, a = rows[i], g.dtype.type(0)
-        for j in range(g.size):
-            a += v[j] * g[j]
+    for i in range(even, last):
+        u, a = rows[i][start:stop], g.dtype.type(0)
+        for j in range(x.size):
+            a += u[j] * x[j]
         found[i] += a
 
 
-def _subtract(rows: Array, found: Array, out: Array) -> None:
-    """`out` ← `out` − Vᵀ `found`, four rows at a time."""
-    even = len(rows) - len(rows) % 4
-    for i in range(0, even, 4):
-        v, w, x, y = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+def _subtract(rows: Array, first: int, last: int, found: Array, out: Array, start: int) -> None:
+    """`out` ← `out` − Vᵀ `found` in the columns from `start` on, four rows at a time."""
+    stop = start + out.size
+    even = last - (last - first) % 4
+    for i in range(first, even, 4):
+        u, v = rows[i][start:stop], rows[i + 1][start:stop]
+        w, y = rows[i + 2][start:stop], rows[i + 3][start:stop]
         a, b, c, d = found[i], found[i + 1], found[i + 2], found[i + 3]
         for j in range(out.size):
-            out[j] -= a * v[j] + b * w[j] + c * x[j] + d * y[j]
-    for i in range(even, len(rows)):
-        v, a = rows[i], found[i]
+            out[j] -= a * u[j] + b * v[j] + c * w[j] + d * y[j]
+    for i in range(even, last):
+        u, a = rows[i][start:stop], found[i]
         for j in range(out.size):
-            out[j] -= a * v[j]
+            out[j] -= a * u[j]

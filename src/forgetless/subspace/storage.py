@@ -1,7 +1,8 @@
 """How remembered directions are kept: as rows or as samples' factors, how precisely, and where."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, Self, final
 
 import torch
 
@@ -56,6 +57,27 @@ class Storage:
         rows = self.kind == "dense" or self.ranks is None
         accepted = "'dense', 'bfloat16' or 'cpu' for a sharded model"
         require(rows, "storage", self.kind, accepted)
+
+    def described(self) -> dict[str, Any]:
+        """In plain values, for a file."""
+        return {
+            "kind": self.kind,
+            "dtype": None if self.dtype is None else str(self.dtype)[6:],
+            "device": None if self.device is None else str(self.device),
+            "max_rank": self.max_rank,
+        }
+
+    @classmethod
+    def from_description(cls, kept: Mapping[str, Any]) -> Self:
+        """From what `described` gave; a device that this machine does not have is left out."""
+        dtype = None if kept["dtype"] is None else getattr(torch, kept["dtype"])
+        device = None if kept["device"] is None else torch.device(kept["device"])
+        if device is not None:
+            try:
+                torch.empty(0, device=device)
+            except (RuntimeError, AssertionError, NotImplementedError):
+                device = None  # rows are where the weights are
+        return cls(kept["kind"], dtype, device, kept["max_rank"])
 
     def __str__(self) -> str:
         if self.kind == "factored":

@@ -4,7 +4,8 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const state = {
   group: 0, // which scenario
   hidden: new Set(), // labels that are switched off
-  source: 0, target: 1, // tasks of the questions why
+  source: 0,
+  target: 1, // tasks of the questions why
   statistic: 0, // of an overlap: 0 the largest singular value, 1 the mean
   pictured: null, // label whose images are shown
   share: 1, // which share of variance is to be kept
@@ -38,16 +39,21 @@ const taskName = (t) => {
   return name === `task ${t + 1}` ? name : `task ${t + 1}, ${clipped(name)}`;
 };
 
-const fixed = (digits) => (value) => (value == null ? "–" : d3.format(`.${digits}f`)(value).replace("−", "−"));
+const fixed = (digits) => (value) => (value == null ? "–" : d3.format(`.${digits}f`)(value));
 const one = fixed(1);
 const two = fixed(2);
 const three = fixed(3);
-const spread = (pair) => (pair == null ? "–" : `${two(pair[0])} ± ${two(pair[1])}`);
+// Mean ± standard deviation; of a single seed there is no spread.
+const spread = (pair, seeds = 2) =>
+  pair == null ? "–" : seeds > 1 ? `${two(pair[0])} ± ${two(pair[1])}` : two(pair[0]);
 function bytes(count) {
   if (count == null) return "–";
   const units = ["B", "kB", "MB", "GB", "TB"];
   let power = 0;
-  while (count >= 999.5 && power < units.length - 1) { count /= 1000; power += 1; }
+  while (count >= 999.5 && power < units.length - 1) {
+    count /= 1000;
+    power += 1;
+  }
   return `${power && count < 99.5 ? d3.format(".2~r")(count) : d3.format(".0f")(count)} ${units[power]}`;
 }
 function seconds(value) {
@@ -57,7 +63,9 @@ function seconds(value) {
   return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
 }
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-const say = (text) => { document.getElementById("said").textContent = text; };
+const say = (text) => {
+  document.getElementById("said").textContent = text;
+};
 
 // Numbers of the single seeds, for the one who hovers; of many seeds, the ends.
 function ofSeeds(entry, t, s) {
@@ -73,4 +81,6 @@ const cellTitle = (entry, t, s) => {
 };
 // Every measured accuracy of an entry, after task t on task s.
 const measured = (entry) =>
-  entry.mean.flatMap((row, t) => row.map((v, s) => ({ entry, t, s, v, sd: entry.std[t][s] }))).filter((d) => d.v != null);
+  entry.mean
+    .flatMap((row, t) => row.map((v, s) => ({ entry, t, s, v, sd: entry.std[t][s] })))
+    .filter((d) => d.v != null);

@@ -2,22 +2,55 @@
 const panels = []; // those on the page, to be drawn again when something changes
 
 function panel(parent, { id, title, text, draw, table, wide = false, missing = null, choices = null, drawn = true }) {
+  if (missing) {
+    leaveOut(parent, id, title, missing);
+    return;
+  }
   const box = el("div", { class: "drawing", role: "group", "aria-label": title });
   const figure = el("figure", { class: `panel${wide ? " wide" : ""}`, id }, el("h3", {}, title));
   parent.append(figure);
-  if (missing) {
-    figure.append(el("p", { class: "missing" }, missing));
-    return;
-  }
   figure.append(el("p", {}, text), choices || "", box);
   const numbers = el("details", {}, el("summary", {}, "Numbers"));
-  numbers.addEventListener("toggle", () => { if (numbers.open) numbers.append(listed(table())); else numbers.lastChild.remove(); });
+  numbers.addEventListener("toggle", () => {
+    if (numbers.open) numbers.append(listed(table()));
+    else numbers.lastChild.remove();
+  });
   figure.append(
-    el("div", { class: "tools" },
-      !drawn ? null : el("button", { type: "button", class: "svg", "aria-label": `Save “${title}” as SVG`, onclick: () => saveSvg(box, id) }, "SVG"),
-      el("button", { type: "button", class: "csv", "aria-label": `Save the numbers of “${title}” as CSV`, onclick: () => save(`${id}.csv`, "text/csv", csv(table())) }, "CSV"),
-      numbers));
+    el(
+      "div",
+      { class: "tools" },
+      !drawn
+        ? null
+        : el(
+            "button",
+            { type: "button", class: "svg", "aria-label": `Save “${title}” as SVG`, onclick: () => saveSvg(box, id) },
+            "SVG",
+          ),
+      el(
+        "button",
+        {
+          type: "button",
+          class: "csv",
+          "aria-label": `Save the numbers of “${title}” as CSV`,
+          onclick: () => save(`${id}.csv`, "text/csv", csv(table())),
+        },
+        "CSV",
+      ),
+      numbers,
+    ),
+  );
   panels.push({ box, draw, width: 0, id, table });
+}
+
+// A panel that cannot be had is left out with a sentence; those with the same reason share it.
+function leaveOut(parent, id, title, reason) {
+  const section = parent.closest("section");
+  const same = Array.from(section.querySelectorAll(".missing")).find((p) => p.dataset.reason === reason);
+  const note = same || el("p", { class: "missing", "data-reason": reason, "data-panels": "", "data-titles": "" });
+  note.dataset.panels += ` ${id}`;
+  note.dataset.titles += `${same ? ", " : ""}${title.charAt(0).toLowerCase()}${title.slice(1)}`;
+  note.replaceChildren(el("b", {}, "Left out: "), `${note.dataset.titles}. ${reason}`);
+  if (!same) section.append(note);
 }
 
 // Draw what is on the page; with `resized` only what has another width than before.
@@ -35,13 +68,31 @@ function drawAll(resized = false) {
 // Plot with the looks of this page. The description is what a screen reader says.
 function plot(width, description, options) {
   return Plot.plot({
-    width, marginTop: 30, marginRight: 14, marginBottom: 34, marginLeft: 40,
+    width,
+    marginTop: 30,
+    marginRight: 14,
+    marginBottom: 34,
+    marginLeft: 40,
     style: { fontSize: "11.5px", background: "none", overflow: "visible" },
-    ariaLabel: description, ...options,
+    ariaLabel: description,
+    ...options,
   });
 }
 // The tip follows the pointer: one for all lines, so that the nearest point speaks.
-const tip = (data, options) => Plot.tip(data, Plot.pointer({ fontSize: 12, lineHeight: 1.35, textPadding: 9, pathFilter: "none", stroke: "var(--soft)", strokeOpacity: 0.5, maxRadius: 60, ...options }));
+const tip = (data, options) =>
+  Plot.tip(
+    data,
+    Plot.pointer({
+      fontSize: 12,
+      lineHeight: 1.35,
+      textPadding: 9,
+      pathFilter: "none",
+      stroke: "var(--soft)",
+      strokeOpacity: 0.5,
+      maxRadius: 60,
+      ...options,
+    }),
+  );
 // Few enough ticks to be read: 1, 6, 11, …
 const ticks = (count, most) => d3.range(1, count + 1, Math.max(1, Math.ceil(count / most)));
 
@@ -63,11 +114,37 @@ const csv = ({ columns, rows }) => [columns, ...rows].map((row) => row.map(quote
 function listed({ columns, rows }) {
   const most = 400;
   const shown = rows.slice(0, most);
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers" },
-    el("table", {},
-      el("thead", {}, el("tr", {}, columns.map((c) => el("th", { scope: "col" }, c)))),
-      el("tbody", {}, shown.map((row) => el("tr", {}, row.map((v) => el("td", {}, typeof v === "number" ? d3.format(".4~r")(v) : v == null ? "–" : named(String(v)))))))),
-    rows.length > most ? el("p", {}, `${most} of ${rows.length} rows; the CSV file has all of them.`) : null);
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers" },
+    el(
+      "table",
+      {},
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          columns.map((c) => el("th", { scope: "col" }, c)),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        shown.map((row) =>
+          el(
+            "tr",
+            {},
+            row.map((v) =>
+              el("td", {}, typeof v === "number" ? d3.format(".4~r")(v) : v == null ? "–" : named(String(v))),
+            ),
+          ),
+        ),
+      ),
+    ),
+    rows.length > most ? el("p", {}, `${most} of ${rows.length} rows; the CSV file has all of them.`) : null,
+  );
 }
 
 function save(name, type, content) {
@@ -88,7 +165,10 @@ function svgText(box) {
   for (const drawn of box.querySelectorAll("svg")) {
     const place = drawn.getBoundingClientRect();
     const copy = drawn.cloneNode(true);
-    const pairs = [[drawn, copy], ...Array.from(drawn.querySelectorAll("*"), (node, i) => [node, copy.querySelectorAll("*")[i]])];
+    const pairs = [
+      [drawn, copy],
+      ...Array.from(drawn.querySelectorAll("*"), (node, i) => [node, copy.querySelectorAll("*")[i]]),
+    ];
     for (const [from, to] of pairs) {
       const computed = getComputedStyle(from);
       for (const name of ["fill", "stroke"]) {

@@ -1,36 +1,14 @@
 // What was forgotten, and when, by which method.
-function drawSummary(section) {
-  const best = d3.max(group().entries.filter((e) => !e.everything), (e) => e.average && e.average[0]);
-  const columns = [
-    { name: "method", value: (e) => e.label, show: (e) => [named(e.label), e.status === "complete" ? null : el("span", { class: "tag" }, ` ${e.status} after ${plural(e.learned, "task")}`)] },
-    { name: "A_T, %", hint: "Mean accuracy on all tasks at the end", value: (e) => e.average && e.average[0], show: (e) => el("span", { class: `number${e.average && e.average[0] === best ? " best" : ""}` }, spread(e.average)) },
-    { name: "F_T, points", hint: "Mean drop from a task's best accuracy to the one at the end", value: (e) => e.forgetting && e.forgetting[0], show: (e) => el("span", { class: "number" }, spread(e.forgetting)) },
-    { name: "memory", hint: "What the method keeps for a seed at the end", value: (e) => (e.everything ? Infinity : e.memory), show: (e) => el("span", { class: "number" }, e.everything ? "all data" : bytes(e.memory)) },
-    { name: "time", hint: "For all seeds together", value: (e) => e.seconds, show: (e) => el("span", { class: "number" }, seconds(e.seconds)) },
-    { name: "seeds", value: (e) => e.seeds.length, show: (e) => el("span", { class: "number" }, String(e.seeds.length)) },
-  ];
-  const head = el("tr", {}, columns.map((column, index) => {
-    const sorted = state.sort.column === index;
-    const direction = state.sort.descending ? "descending" : "ascending";
-    return el("th", { scope: "col", "aria-sort": sorted ? direction : null },
-      el("button", { type: "button", title: column.hint, onclick: () => { state.sort = { column: index, descending: sorted ? !state.sort.descending : index > 0 }; redraw(); document.querySelectorAll("#results th button")[index].focus(); } }, column.name));
-  }));
-  const { value } = columns[state.sort.column];
-  const order = state.sort.descending ? d3.descending : d3.ascending;
-  const ranked = d3.sort(group().entries, (a, b) => (value(a) == null) - (value(b) == null) || order(value(a), value(b)));
-  section.append(
-    el("h2", { id: "summary-title" }, "The result"),
-    el("p", { class: "soft" }, "A_T is the mean accuracy on all tasks at the end; F_T what a task lost, on average, from its best accuracy. Mean ± standard deviation over the seeds."),
-    el("div", { class: "scroll" }, el("table", { id: "results" }, el("thead", {}, head),
-      el("tbody", {}, ranked.map((e) => el("tr", { class: state.hidden.has(e.label) ? "off" : null }, columns.map((c) => el("td", { "data-name": c.name.split(",")[0] }, c.show(e)))))))));
-  if (group().entries.every((e) => e.memory == null && !e.everything)) {
-    section.append(el("p", { class: "soft" }, "How much memory the methods took is not in these traces: they were run without keeping it."));
-  }
-}
-
 function accuracyTable() {
-  const rows = entries().flatMap((e) => e.seeds.flatMap((seed, i) => e.accuracy[i].flatMap((row, t) =>
-    row.flatMap((value, s) => (value == null ? [] : [[e.label, seed, t + 1, group().tasks[t], s + 1, group().tasks[s], value]])))));
+  const rows = entries().flatMap((e) =>
+    e.seeds.flatMap((seed, i) =>
+      e.accuracy[i].flatMap((row, t) =>
+        row.flatMap((value, s) =>
+          value == null ? [] : [[e.label, seed, t + 1, group().tasks[t], s + 1, group().tasks[s], value]],
+        ),
+      ),
+    ),
+  );
   return { columns: ["method", "seed", "after_task", "after_task_name", "on_task", "on_task_name", "accuracy"], rows };
 }
 
@@ -49,23 +27,54 @@ function drawCourses(box) {
   const width = grid.firstChild.clientWidth;
   for (const [s, cell] of Array.from(grid.children).entries()) {
     const data = entries().flatMap((e) => measured(e).filter((d) => d.s === s && d.t >= s));
-    cell.append(plot(width, `Accuracy on ${taskName(s)} after each task, by method`, {
-      height: 122, marginLeft: 26, marginTop: 20, marginBottom: 22, marginRight: 6,
-      x: { domain: [1, Math.max(2, learned)], label: null, ticks: learned < 5 ? d3.range(1, learned + 1) : 4, tickFormat: "d", tickSize: 3 },
-      y: { domain: [low, 100], label: null, ticks: [low, (low + 100) / 2, 100], tickSize: 0, grid: true },
-      marks: [
-        Plot.text([clipped(`${s + 1} · ${tasks[s] === `task ${s + 1}` ? "" : tasks[s]}`.replace(/ · $/, ""), Math.floor(width / 7.6))], { frameAnchor: "top-left", dy: -17, dx: -24, fontWeight: 600, fontSize: 11.5 }),
-        ...entries().flatMap((e) => {
-          const own = data.filter((d) => d.entry === e);
-          const place = { x: (d) => d.t + 1, y: "v" };
-          return [
-            e.seeds.length > 1 ? Plot.areaY(own, { x: (d) => d.t + 1, y1: (d) => Math.max(low, d.v - d.sd), y2: (d) => Math.min(100, d.v + d.sd), fill: colour(e), fillOpacity: 0.14, ariaHidden: true }) : null,
-            own.length > 1 ? Plot.line(own, { ...place, stroke: colour(e), strokeWidth: 1.6, strokeDasharray: dash(e) }) : Plot.dot(own, { ...place, fill: colour(e), r: 2.5 }),
-          ];
-        }),
-        tip(data, { x: (d) => d.t + 1, y: "v", title: (d) => cellTitle(d.entry, d.t, d.s) }),
-      ],
-    }));
+    cell.append(
+      plot(width, `Accuracy on ${taskName(s)} after each task, by method`, {
+        height: 122,
+        marginLeft: 26,
+        marginTop: 20,
+        marginBottom: 22,
+        marginRight: 6,
+        x: {
+          domain: [1, Math.max(2, learned)],
+          label: null,
+          ticks: learned < 5 ? d3.range(1, learned + 1) : 4,
+          tickFormat: "d",
+          tickSize: 3,
+        },
+        y: { domain: [low, 100], label: null, ticks: [low, (low + 100) / 2, 100], tickSize: 0, grid: true },
+        marks: [
+          Plot.text(
+            [
+              clipped(
+                `${s + 1} · ${tasks[s] === `task ${s + 1}` ? "" : tasks[s]}`.replace(/ · $/, ""),
+                Math.floor(width / 7.6),
+              ),
+            ],
+            { frameAnchor: "top-left", dy: -17, dx: -24, fontWeight: 600, fontSize: 11.5 },
+          ),
+          ...entries().flatMap((e) => {
+            const own = data.filter((d) => d.entry === e);
+            const place = { x: (d) => d.t + 1, y: "v" };
+            return [
+              e.seeds.length > 1
+                ? Plot.areaY(own, {
+                    x: (d) => d.t + 1,
+                    y1: (d) => Math.max(low, d.v - d.sd),
+                    y2: (d) => Math.min(100, d.v + d.sd),
+                    fill: colour(e),
+                    fillOpacity: 0.14,
+                    ariaHidden: true,
+                  })
+                : null,
+              own.length > 1
+                ? Plot.line(own, { ...place, stroke: colour(e), strokeWidth: 1.6, strokeDasharray: dash(e) })
+                : Plot.dot(own, { ...place, fill: colour(e), r: 2.5 }),
+            ];
+          }),
+          tip(data, { x: (d) => d.t + 1, y: "v", title: (d) => cellTitle(d.entry, d.t, d.s) }),
+        ],
+      }),
+    );
   }
 }
 
@@ -74,7 +83,13 @@ const viridis = (low, label) => ({ type: "linear", scheme: "viridis", domain: [l
 function drawMaps(box) {
   const low = lowest();
   const { learned } = group();
-  box.append(el("div", { class: "legend" }, Plot.legend({ color: viridis(low, "accuracy, %"), width: 200, marginLeft: 10, style: { background: "none" } })));
+  box.append(
+    el(
+      "div",
+      { class: "legend" },
+      Plot.legend({ color: viridis(low, "accuracy, %"), width: 200, marginLeft: 10, style: { background: "none" } }),
+    ),
+  );
   const grid = el("div", { class: "maps" });
   box.append(grid);
   for (const entry of entries()) {
@@ -82,19 +97,38 @@ function drawMaps(box) {
     grid.append(cell);
     const width = Math.min(cell.clientWidth, 360);
     const data = measured(entry).filter((d) => d.t < learned && d.s < learned);
-    const side = { domain: d3.range(1, learned + 1), ticks: ticks(learned, 8), tickSize: 0, padding: learned > 20 ? 0 : 0.04 };
-    cell.append(plot(width, `Accuracy of ${entry.label} after each task (rows) on each task (columns)`, {
-      height: width - 4, marginTop: 24, marginBottom: 34, marginLeft: 36, marginRight: 6,
-      x: { ...side, label: "on task", labelAnchor: "center", labelArrow: "none" },
-      y: { ...side, label: "after task", labelAnchor: "center", labelArrow: "none" },
-      color: viridis(low),
-      marks: [
-        Plot.text([clipped(entry.label, 32)], { frameAnchor: "top-left", dy: -18, fontWeight: 600, fontSize: 12 }),
-        Plot.cell(data, { x: (d) => d.s + 1, y: (d) => d.t + 1, fill: "v" }),
-        (width - 42) / learned >= 20 ? Plot.text(data, { x: (d) => d.s + 1, y: (d) => d.t + 1, text: (d) => d3.format(".0f")(d.v), fill: (d) => inkOn(d3.interpolateViridis((d.v - low) / (100 - low))), fontSize: 11 }) : null,
-        tip(data, { x: (d) => d.s + 1, y: (d) => d.t + 1, maxRadius: 40, title: (d) => cellTitle(entry, d.t, d.s) }),
-      ],
-    }));
+    const side = {
+      domain: d3.range(1, learned + 1),
+      ticks: ticks(learned, 8),
+      tickSize: 0,
+      padding: learned > 20 ? 0 : 0.04,
+    };
+    cell.append(
+      plot(width, `Accuracy of ${entry.label} after each task (rows) on each task (columns)`, {
+        height: width - 4,
+        marginTop: 24,
+        marginBottom: 34,
+        marginLeft: learned > 9 ? 42 : 36,
+        marginRight: 6,
+        x: { ...side, label: "on task", labelAnchor: "center", labelArrow: "none" },
+        y: { ...side, label: "after task", labelAnchor: "center", labelArrow: "none" },
+        color: viridis(low),
+        marks: [
+          Plot.text([clipped(entry.label, 32)], { frameAnchor: "top-left", dy: -18, fontWeight: 600, fontSize: 12 }),
+          Plot.cell(data, { x: (d) => d.s + 1, y: (d) => d.t + 1, fill: "v" }),
+          (width - 42) / learned >= 20
+            ? Plot.text(data, {
+                x: (d) => d.s + 1,
+                y: (d) => d.t + 1,
+                text: (d) => d3.format(".0f")(d.v),
+                fill: (d) => inkOn(d3.interpolateViridis((d.v - low) / (100 - low))),
+                fontSize: 11,
+              })
+            : null,
+          tip(data, { x: (d) => d.s + 1, y: (d) => d.t + 1, maxRadius: 40, title: (d) => cellTitle(entry, d.t, d.s) }),
+        ],
+      }),
+    );
   }
 }
 
@@ -103,23 +137,54 @@ const finals = (entry) => (entry.learned ? measured(entry).filter((d) => d.t ===
 function drawFinals(box, width) {
   const { learned } = group();
   const data = entries().flatMap(finals);
-  box.append(plot(width, "Accuracy on each task at the end, by method", {
-    height: 280,
-    x: { domain: d3.range(1, learned + 1), type: "point", label: "task", labelArrow: "none", ticks: ticks(learned, width / 26), tickSize: 0, padding: 0.4 },
-    y: { domain: [lowest(), 100], label: "accuracy at the end, %", labelArrow: "none", grid: true, ticks: 5, tickSize: 0 },
-    marks: [
-      ...entries().flatMap((e) => {
-        const own = finals(e);
-        const place = { x: (d) => d.s + 1, y: "v" };
-        return [
-          e.seeds.length > 1 ? Plot.ruleX(own, { x: place.x, y1: (d) => d.v - d.sd, y2: (d) => Math.min(100, d.v + d.sd), stroke: colour(e), strokeOpacity: 0.5, strokeWidth: 1.5 }) : null,
-          Plot.line(own, { ...place, stroke: colour(e), strokeWidth: 1.5, strokeDasharray: dash(e) }),
-          Plot.dot(own, { ...place, fill: colour(e), r: 3, symbol: ["circle", "square", "triangle", "diamond", "star", "cross"][group().entries.indexOf(e) % 6] }),
-        ];
-      }),
-      tip(data, { x: (d) => d.s + 1, y: "v", title: (d) => cellTitle(d.entry, d.t, d.s) }),
-    ],
-  }));
+  box.append(
+    plot(width, "Accuracy on each task at the end, by method", {
+      height: 280,
+      x: {
+        domain: d3.range(1, learned + 1),
+        type: "point",
+        label: "task",
+        labelArrow: "none",
+        ticks: ticks(learned, width / 26),
+        tickSize: 0,
+        padding: 0.4,
+      },
+      y: {
+        domain: [lowest(), 100],
+        label: "accuracy at the end, %",
+        labelArrow: "none",
+        grid: true,
+        ticks: 5,
+        tickSize: 0,
+      },
+      marks: [
+        ...entries().flatMap((e) => {
+          const own = finals(e);
+          const place = { x: (d) => d.s + 1, y: "v" };
+          return [
+            e.seeds.length > 1
+              ? Plot.ruleX(own, {
+                  x: place.x,
+                  y1: (d) => d.v - d.sd,
+                  y2: (d) => Math.min(100, d.v + d.sd),
+                  stroke: colour(e),
+                  strokeOpacity: 0.5,
+                  strokeWidth: 1.5,
+                })
+              : null,
+            Plot.line(own, { ...place, stroke: colour(e), strokeWidth: 1.5, strokeDasharray: dash(e) }),
+            Plot.dot(own, {
+              ...place,
+              fill: colour(e),
+              r: 3,
+              symbol: ["circle", "square", "triangle", "diamond", "star", "cross"][group().entries.indexOf(e) % 6],
+            }),
+          ];
+        }),
+        tip(data, { x: (d) => d.s + 1, y: "v", title: (d) => cellTitle(d.entry, d.t, d.s) }),
+      ],
+    }),
+  );
 }
 
 function drawWhat(section) {
@@ -127,10 +192,34 @@ function drawWhat(section) {
   const place = el("div", { class: "panels" });
   section.append(place);
   const none = group().learned ? null : "No task was learned to its end, so there is no accuracy to show.";
-  panel(place, { id: "courses", wide: true, title: "Accuracy on each task over the run", text: "One panel a task, from the moment it was learned: across, the tasks learned since; the shade is the standard deviation over the seeds.", draw: drawCourses, table: accuracyTable, missing: none });
-  panel(place, { id: "matrices", wide: true, title: "The accuracy matrix of each method", text: "Rows after learning a task, columns on a task. A column that darkens downwards is a task being forgotten.", draw: drawMaps, table: accuracyTable, missing: none });
   panel(place, {
-    id: "finals", wide: true, title: "What is left of each task at the end", text: "Accuracy on every task after the last one; bars are the standard deviation over the seeds.", draw: drawFinals, missing: none,
-    table: () => ({ columns: ["method", "on_task", "on_task_name", "accuracy_mean", "accuracy_std"], rows: entries().flatMap((e) => finals(e).map((d) => [e.label, d.s + 1, group().tasks[d.s], d.v, d.sd])) }),
+    id: "courses",
+    wide: true,
+    title: "Accuracy on each task over the run",
+    text: "One panel a task, from the moment it was learned: across, the tasks learned since; the shade is the standard deviation over the seeds.",
+    draw: drawCourses,
+    table: accuracyTable,
+    missing: none,
+  });
+  panel(place, {
+    id: "matrices",
+    wide: true,
+    title: "The accuracy matrix of each method",
+    text: "Rows after learning a task, columns on a task. A column that darkens downwards is a task being forgotten.",
+    draw: drawMaps,
+    table: accuracyTable,
+    missing: none,
+  });
+  panel(place, {
+    id: "finals",
+    wide: true,
+    title: "What is left of each task at the end",
+    text: "Accuracy on every task after the last one; bars are the standard deviation over the seeds.",
+    draw: drawFinals,
+    missing: none,
+    table: () => ({
+      columns: ["method", "on_task", "on_task_name", "accuracy_mean", "accuracy_std"],
+      rows: entries().flatMap((e) => finals(e).map((d) => [e.label, d.s + 1, group().tasks[d.s], d.v, d.sd])),
+    }),
   });
 }

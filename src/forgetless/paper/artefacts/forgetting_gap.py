@@ -12,7 +12,6 @@ from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.printed_tasks import FINAL
-from forgetless.paper.scale import METHODS
 from forgetless.paper.work import Workshop
 
 _IMAGES = 256  # of a noisy evaluation: an unused setting of the released code
@@ -22,15 +21,14 @@ _DRAWS = 200
 def measure(workshop: Workshop) -> dict[str, Any]:
     """For every cell F_T as measured, as it would be with noisy evaluations, and the best ever."""
     data: dict[str, Any] = {}
-    for benchmark in workshop.scale.benchmarks:
-        for method in METHODS:
-            a = workshop.trace(table1.cell_run(workshop.scale, benchmark, method)).accuracy
-            data.setdefault(benchmark, {})[method] = {
-                "forgetting": metrics.forgetting(a),
-                "noisy": _noisy(a),
-                "best": np.mean([a[:, s:, s].max(1) for s in range(a.shape[1] - 1)]),
-                "best ever": np.nanmax(a),
-            }
+    for benchmark, method, trace in table1.traces(workshop):
+        a = trace.accuracy
+        data.setdefault(benchmark, {})[method] = {
+            "forgetting": metrics.forgetting(a),
+            "noisy": _noisy(a),
+            "best": np.mean([a[:, s:, s].max(1) for s in range(a.shape[1] - 1)]),
+            "best ever": np.nanmax(a),
+        }
     return data
 
 
@@ -50,15 +48,18 @@ def implied_best(benchmark: str, method: str) -> float:
     return TABLE1[benchmark][method].forgetting + float(np.mean(final[:-1]))
 
 
-def errors(data: Data) -> tuple[float, float]:
-    """Root mean square of measured minus printed F_T over all cells: as it is, and with noise."""
-    plain, noisy = [], []
-    for benchmark, methods in data.items():
-        for method, of in methods.items():
-            printed = TABLE1[benchmark][method].forgetting
-            plain.append(mean(of["forgetting"]) - printed)
-            noisy.append(of["noisy"] - printed)
-    return float(np.sqrt(np.mean(np.square(plain)))), float(np.sqrt(np.mean(np.square(noisy))))
+def excess(data: Data) -> list[tuple[str, str, float, float]]:
+    """For every cell how much higher the implied best is than ours, and what noise would add."""
+    return [
+        (b, m, implied_best(b, m) - of["best"], of["noisy"] - mean(of["forgetting"]))
+        for b, methods in data.items()
+        for m, of in methods.items()
+    ]
+
+
+def likeness(data: Data) -> float:
+    """Correlation over the cells of what is to be explained with what noise would add."""
+    return float(np.corrcoef([(gap, noise) for *_, gap, noise in excess(data)], rowvar=False)[0, 1])
 
 
 def out_of_reach(data: Data) -> list[tuple[str, str]]:
@@ -86,15 +87,14 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         for benchmark, methods in data.items()
         for method, of in methods.items()
     ]
-    plain, noisy = errors(data)
     headings = ["", "F_T, paper", "F_T, here", f"with {_IMAGES} images", "best, implied"]
     return [
         *table([*headings, "best, here", "best ever, any task"], rows),
-        f"Had the best accuracies been taken from evaluations on {_IMAGES} random images, F_T "
-        "would be larger; the difference from the printed values would "
-        f"{'shrink' if noisy < plain else 'grow'} from {plain:.2f} to {noisy:.2f} points (root "
-        "mean square over the cells). *Best, implied*: the mean best accuracy on all tasks but the "
-        "last that the printed F_T and final accuracies require.",
+        "*Best, implied*: the mean best accuracy on all tasks but the last that the printed F_T "
+        f"and final accuracies require. *With {_IMAGES} images*: F_T if every evaluation but the "
+        f"last had been on {_IMAGES} random images, the size of a validation set that the released "
+        "code names and does not use; the best of noisy values is too high. Over the cells, what "
+        f"that would add and what is to be explained correlate by {likeness(data):.2f}.",
         "",
     ]
 
@@ -106,4 +106,5 @@ ARTEFACT = Artefact(
     measure,
     show,
     table1.runs,
+    may_lack=True,
 )

@@ -1,0 +1,162 @@
+"""Two hundred tasks with every method: memory and time as foretold, directions orthonormal.
+
+    python scripts/long_runs.py --tasks 200 --out results/faults/long-runs.json
+
+Each method learns rotated digits in a process of its own, with checkpoints. Measured after every
+task: the memory of the process and the time of a training step, of the last epoch. At the end:
+what the method remembers in bytes against what was foretold from the number of tasks, how far its
+directions are from orthonormal, and how much memory is unaccounted for.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from forgetless import Progress, Training, fit, scenario
+from forgetless.config import resolve
+from forgetless.methods import METHODS, build_method
+from forgetless.models import ModelOptions, build_model
+from forgetless.trace import Trace
+
+HIDDEN = 30
+SAMPLES_OF_CLASS = 10
+BATCH = 25
+EPOCHS = 2
+MEMORY = 5
+WARM_UP = 0.1  # share of the tasks after which memory is looked at
+OPTIONS = {"memory": MEMORY, "samples": 60, "agem_batch": 32, "ewc_strength": 0.1}
+
+
+def resident_bytes() -> int:
+    """Memory of this process, as Linux counts it."""
+    return 4096 * int(Path("/proc/self/statm").read_text("ascii").split()[1])
+
+
+class Watch:
+    """An observer that notes memory and the time of a step after every task."""
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+        self.step_seconds: list[float] = []
+        self._epoch_began = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """Called after every epoch, and once more when a task is done."""
+        now = time.thread_time()  # not what other processes take in between
+        if progress.epoch == 1:
+            self._epoch_began = now
+        elif len(self.step_seconds) < progress.task:
+            steps = 10 * SAMPLES_OF_CLASS // BATCH
+            self.step_seconds.append((now - self._epoch_began) / steps / (EPOCHS - 1))
+        else:
+            gc.collect()
+            self.resident.append(resident_bytes())
+
+
+def foretold_bytes(method: str, tasks: int, size: int, inputs: int) -> int:
+    """What a method remembers after so many tasks, from what its documentation says it keeps."""
+    directions = tasks * MEMORY
+    sample = 4 * inputs + 8 + 8  # pixels, label, task
+    return {
+        "sgd": 0,
+        "ewc": 2 * 4 * size,
+        "joint": tasks * 10 * SAMPLES_OF_CLASS * sample + 8,
+        "a-gem": tasks * MEMORY * sample,
+        "gem": tasks * MEMORY * sample,
+        "gem-nt": tasks * MEMORY * sample,
+        "ogd": directions * size * 4 + 8 * directions**2 + 16 * tasks,
+        "pca-ogd": directions * size * 4 + 8 * directions**2 + 16 * tasks,
+    }[method]
+
+
+def drift(trace: Trace) -> float | None:
+    """Max |V Vᵀ − I| of the remembered directions, None for methods that keep none."""
+    directions = trace.memory(0).get("directions")
+    if directions is None:
+        return None
+    rows = directions.double()
+    return float((rows @ rows.T - torch.eye(len(rows), dtype=rows.dtype)).abs().max())
+
+
+def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
+    """A long run with one method, and what was measured."""
+    torch.set_num_threads(1)
+    digits = scenario(
+        "rotated-digits", tasks=tasks, train_per_class=SAMPLES_OF_CLASS, step_degrees=360 / tasks
+    )
+    config = resolve("rotated-digits", name, **OPTIONS)
+    method = build_method(name, config)
+    watch, started = Watch(), time.perf_counter()
+
+    def model() -> torch.nn.Module:
+        return build_model(ModelOptions(hidden=HIDDEN), digits.input_shape, digits.n_outputs)
+
+    trace = fit(
+        digits,
+        method,
+        model,
+        training=Training(lr=0.02, epochs=EPOCHS, batch_size=BATCH),
+        out=Path(where) / name,
+        observer=watch,
+    )
+    size = sum(p.numel() for p in model().parameters())
+    first = digits.task(0, [0])
+    inputs = first.train.inputs[0].numel()
+    kept = sum(t.nbytes for t in trace.memory(0).values())
+    foretold = foretold_bytes(name, tasks, size, inputs)
+    warm = max(1, int(WARM_UP * tasks))
+    # Test sets of all tasks stay in memory, because all are evaluated after each.
+    tests = (tasks - warm) * sum(t.nbytes for t in (first.test.inputs, first.test.labels))
+    growth = watch.resident[-1] - watch.resident[warm - 1]
+    state_growth = foretold - foretold_bytes(name, warm, size, inputs)
+    times = np.array(watch.step_seconds)
+    half = tasks // 2
+    slope, base = np.polyfit(np.arange(half), times[:half], 1)
+    tail = slice(tasks - max(1, tasks // 10), tasks)
+    expected = base + slope * np.arange(tasks)[tail].mean()
+    return {
+        "method": name,
+        "tasks": tasks,
+        "parameters": size,
+        "remembered_bytes": kept if name != "joint" else None,
+        "foretold_bytes": foretold,
+        "directions": len(trace.memory(0)["directions"]) if "directions" in trace.memory(0) else 0,
+        "drift": drift(trace),
+        "resident_growth_bytes": growth,
+        "accounted_bytes": state_growth + tests,
+        "step_ms_first": 1e3 * float(np.median(times[:warm])),
+        "step_ms_last": 1e3 * float(np.median(times[tail])),
+        "step_ms_foretold": 1e3 * float(expected),
+        "accuracy_last_task": float(trace.accuracy[0, -1, -1]),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=200)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    results = []
+    spawned = multiprocessing.get_context("spawn")
+    for name in arguments.methods.split(","):
+        with tempfile.TemporaryDirectory() as where, spawned.Pool(1) as pool:
+            results.append(pool.apply(learn, (name, arguments.tasks, where)))
+        print(json.dumps(results[-1]), flush=True)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

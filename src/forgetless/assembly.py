@@ -1,0 +1,107 @@
+"""Networks and learners for a scenario: what is there before the first step."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from forgetless.data import Scenario
+from forgetless.errors import ConfigError, require
+from forgetless.learner import Learner
+from forgetless.methods import Method
+from forgetless.models import HEAD, ModelOptions, build_model
+from forgetless.network import Network
+from forgetless.streams import global_stream
+from forgetless.subspace import STORAGES, Storage
+from forgetless.training import Training
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+
+
+def seed_groups(
+    seeds: tuple[int, ...], training: Training, device: torch.device, module: nn.Module
+) -> list[tuple[int, ...]]:
+    """The seeds that train together in one batched program."""
+    together = training.seeds_together or (len(seeds) if device.type == "cuda" else 1)
+    # What dropout draws for a seed would depend on the seeds beside it.
+    if any(isinstance(m, _DropoutNd) for m in module.modules()):
+        together = 1
+    return [seeds[i : i + together] for i in range(0, len(seeds), together)]
+
+
+def make_learner(
+    scenario: Scenario,
+    method: Method[Any],
+    model: ModelSource | None,
+    seeds: Sequence[int],
+    training: Training,
+    heads: Sequence[str] | None,
+    device: torch.device,
+    storage: Storage | None = None,
+) -> Learner:
+    """Networks for a group of seeds, checked against the scenario, and their learner.
+
+    Arguments:
+        storage: how the method keeps directions, if not as the training says.
+    """
+    modules = [make_model(model, scenario, seed) for seed in seeds]
+    frozen = tuple(part.strip() for part in training.freeze.split(",") if part.strip())
+    heads = (heads,) if isinstance(heads, str) else heads
+    free = tuple(heads) if heads is not None else _last_layer(modules[0])
+    for argument, prefixes in (("freeze", frozen), ("heads", free)):
+        for prefix in prefixes:
+            known = any(n.startswith(prefix) for n, _ in modules[0].named_parameters())
+            require(known, argument, prefix, "the beginning of a parameter's name in the model")
+    has_heads = scenario.has_heads and not method.reaches_heads
+    active = torch.zeros(scenario.n_tasks, scenario.n_outputs, dtype=torch.bool)
+    for t in range(scenario.n_tasks):
+        active[t, scenario.classes(t)] = True
+    network = Network(
+        modules,
+        active,
+        is_free=lambda name: has_heads and name.startswith(free),
+        is_frozen=lambda name: name.startswith(frozen),
+        device=device,
+        dtype=getattr(torch, training.dtype),
+    )
+    first = scenario.task(0, seeds).train
+    few = torch.arange(min(2, len(first))).expand(len(seeds), -1)
+    network.check_outputs(first.take(few)[0].to(network.theta))
+    return Learner(
+        network,
+        method,
+        scenario,
+        seeds,
+        batch_size=training.batch_size,
+        lr=training.lr,
+        eval_mode_after=training.eval_mode_after,
+        storage=storage or STORAGES[training.storage],
+    )
+
+
+def make_model(model: ModelSource | None, scenario: Scenario, seed: int) -> nn.Module:
+    """A fresh network for a seed."""
+    with global_stream(seed, "initial weights"):
+        try:
+            if model is None:
+                made = build_model(ModelOptions(), scenario.input_shape, scenario.n_outputs)
+            else:
+                made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        except (RuntimeError, MemoryError) as error:
+            reason = str(error).splitlines()[0] if str(error) else "not enough memory"
+            raise ConfigError(f"the model cannot be made: {reason}") from error
+    require(
+        isinstance(made, nn.Module), "model", made, "a torch.nn.Module or a function making one"
+    )
+    return made
+
+
+def _last_layer(module: nn.Module) -> tuple[str, ...]:
+    """What the names of the last layer's parameters start with."""
+    names = [name for name, _ in module.named_parameters()]
+    if any(name.startswith(f"{HEAD}.") for name in names):
+        return (f"{HEAD}.",)
+    return (names[-1][: names[-1].rfind(".") + 1] or names[-1],) if names else ()

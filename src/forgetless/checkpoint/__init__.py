@@ -1,0 +1,6 @@
+"""What a run needs to go on after it was stopped: written whole, checked when it is read."""
+
+from forgetless.checkpoint.lock import LOCK, FolderLock, is_locked
+from forgetless.checkpoint.store import CHECKPOINTS, Checkpoint, Store
+
+__all__ = ["CHECKPOINTS", "LOCK", "Checkpoint", "FolderLock", "Store", "is_locked"]

@@ -1,0 +1,121 @@
+// The result: a table of the methods, sorted as one likes.
+function drawSummary(section) {
+  const best = d3.max(
+    group().entries.filter((e) => !e.everything),
+    (e) => e.average && e.average[0],
+  );
+  const columns = [
+    {
+      name: "method",
+      value: (e) => e.label,
+      show: (e) => [
+        named(e.label),
+        e.status === "complete"
+          ? null
+          : el("span", { class: "tag" }, ` ${e.status} after ${plural(e.learned, "task")}`),
+      ],
+    },
+    {
+      name: "A_T, %",
+      hint: "Mean accuracy on all tasks at the end",
+      value: (e) => e.average && e.average[0],
+      show: (e) =>
+        el(
+          "span",
+          { class: `number${e.average && e.average[0] === best ? " best" : ""}` },
+          spread(e.average, e.seeds.length),
+        ),
+    },
+    {
+      name: "F_T, points",
+      hint: "Mean drop from a task's best accuracy to the one at the end",
+      value: (e) => e.forgetting && e.forgetting[0],
+      show: (e) => el("span", { class: "number" }, spread(e.forgetting, e.seeds.length)),
+    },
+    {
+      name: "memory",
+      hint: "What the method keeps for a seed at the end",
+      value: (e) => (e.everything ? Infinity : e.memory),
+      show: (e) => el("span", { class: "number" }, e.everything ? "all data" : bytes(e.memory)),
+    },
+    {
+      name: "time",
+      hint: "For all seeds together",
+      value: (e) => e.seconds,
+      show: (e) => el("span", { class: "number" }, seconds(e.seconds)),
+    },
+    {
+      name: "seeds",
+      value: (e) => e.seeds.length,
+      show: (e) => el("span", { class: "number" }, String(e.seeds.length)),
+    },
+  ];
+  const head = el(
+    "tr",
+    {},
+    columns.map((column, index) => {
+      const sorted = state.sort.column === index;
+      const direction = state.sort.descending ? "descending" : "ascending";
+      return el(
+        "th",
+        { scope: "col", "aria-sort": sorted ? direction : null },
+        el(
+          "button",
+          {
+            type: "button",
+            title: column.hint,
+            onclick: () => {
+              state.sort = { column: index, descending: sorted ? !state.sort.descending : index > 0 };
+              redraw();
+              document.querySelectorAll("#results th button")[index].focus();
+            },
+          },
+          column.name,
+        ),
+      );
+    }),
+  );
+  const { value } = columns[state.sort.column];
+  const order = state.sort.descending ? d3.descending : d3.ascending;
+  const ranked = d3.sort(
+    group().entries,
+    (a, b) => (value(a) == null) - (value(b) == null) || order(value(a), value(b)),
+  );
+  section.append(
+    el("h2", { id: "summary-title" }, "The result"),
+    el(
+      "p",
+      { class: "soft" },
+      "A_T is the mean accuracy on all tasks at the end; F_T what a task lost, on average, from its best accuracy. Mean ± standard deviation over the seeds.",
+    ),
+    el(
+      "div",
+      { class: "scroll" },
+      el(
+        "table",
+        { id: "results" },
+        el("thead", {}, head),
+        el(
+          "tbody",
+          {},
+          ranked.map((e) =>
+            el(
+              "tr",
+              { class: state.hidden.has(e.label) ? "off" : null },
+              columns.map((c) => el("td", { "data-name": c.name.split(",")[0] }, c.show(e))),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+  if (group().entries.every((e) => e.memory == null && !e.everything)) {
+    section.append(
+      el(
+        "p",
+        { class: "soft" },
+        "How much memory the methods took is not in these traces: they were run without keeping it.",
+      ),
+    );
+  }
+}

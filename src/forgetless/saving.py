@@ -1,0 +1,257 @@
+"""Checkpoints of a run: when one is due, what is in it, and whether one belongs to this run."""
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forgetless import signals, snapshot
+from forgetless.checkpoint import CHECKPOINTS, Checkpoint, Store
+from forgetless.data import Split, Task
+from forgetless.errors import ForgetlessError, ForgetlessWarning, TraceError
+from forgetless.learner import Learner
+from forgetless.methods import Method, State
+from forgetless.subspace import Storage
+from forgetless.trace import Trace, is_trace, load_trace
+
+# After a task a checkpoint may take this share of the time since the one before it, or as many
+# seconds. Tasks that go by faster than large ones can be written share one.
+_LARGEST_SHARE = 0.1
+_ALWAYS = 0.1
+# What may differ between the process that wrote a checkpoint and the one that goes on from it, but
+# not without a word: from there on results may differ in rounding.
+_ENVIRONMENT = ("code", "torch", "numpy", "platform", "device")
+
+
+@final
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: the group of seeds, its task, and whether that is remembered already."""
+
+    group: int
+    task: int
+    consolidated: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that belongs to this run."""
+
+    position: Position
+    storage: Storage
+    checkpoint: Checkpoint
+
+    @property
+    def has_learner(self) -> bool:
+        """Whether a group of seeds was under way; otherwise the next one begins."""
+        return "theta" in self.checkpoint.parts.get("progress", {})
+
+
+@final
+class Saver:
+    """Writes the checkpoints of a run, and finds the one to go on from.
+
+    Without a folder, with a method that cannot restore its memory, or with `every` 0 it does
+    nothing.
+
+    Arguments:
+        trace: of the run; its accuracies and timings are part of a checkpoint.
+        method: the method.
+        settings: what must be the same in a run that goes on.
+        every: minutes between checkpoints within a task.
+    """
+
+    def __init__(
+        self, trace: Trace, method: Method[Any], settings: Mapping[str, Any], every: float
+    ) -> None:
+        self.trace = trace
+        self.seconds = 0.0
+        self.active = (
+            trace.path is not None and every > 0 and type(method).restore is not Method.restore
+        )
+        self._store = Store(trace.path / CHECKPOINTS) if trace.path is not None else None
+        self._settings = json.loads(json.dumps(settings, default=str))
+        self._every = 60 * every
+        self._data: list[str] = []
+        self._initial = ""
+        self._remembered: State | None = None  # whose tensors the latest memory part has
+        self._written, self._cost = time.monotonic(), 0.0
+
+    def due(self) -> bool:
+        """Whether to save before the next step: it is time, or a signal asks for the end."""
+        if not self.active:
+            return False
+        return signals.pending() is not None or time.monotonic() - self._written >= self._every
+
+    def begin(self, learner: Learner) -> None:
+        """A group of seeds begins, with these weights."""
+        self._data.clear()
+        self._initial = fingerprint(learner.network.theta)
+        self._remembered = None
+
+    def see(self, index: int, task: Task) -> None:
+        """Note the data of a task; they must be those that the run was begun with."""
+        if not self.active:
+            return
+        found = fingerprint(*_tensors(task.train), *_tensors(task.test))
+        if index == len(self._data):
+            self._data.append(found)
+        if self._data[index] != found:
+            raise TraceError(
+                f"{self.trace.path} holds a run on other data: those of task {index + 1} have "
+                "changed; choose another folder or overwrite it"
+            )
+
+    def save_after_task(self, position: Position, learner: Learner | None) -> None:
+        """Save, unless the latest checkpoint is young for what one costs."""
+        if self._cost <= max(_ALWAYS, _LARGEST_SHARE * (time.monotonic() - self._written)):
+            self.save(position, learner)
+
+    def save(self, position: Position, learner: Learner | None) -> None:
+        """Write a checkpoint; of a run between two groups of seeds there is no learner."""
+        if not self.active or self._store is None:
+            return
+        started = time.monotonic()
+        body: dict[str, Any] = {
+            "settings": self._settings,
+            "versions": self.trace.versions,
+            "position": asdict(position),
+            "tasks": self.trace.tasks,
+            "timings": self.trace.timings,
+            "data": self._data,
+            "initial": self._initial,
+            "storage": None,
+        }
+        progress = {"accuracy": torch.from_numpy(self.trace.accuracy)}
+        parts: dict[str, dict[str, Tensor] | None] = {"progress": progress}
+        if learner is not None:
+            body["storage"] = learner.storage.described()
+            body["learner"] = snapshot.numbers(learner)
+            progress |= snapshot.progress(learner)
+            # Within a task the memory stays as it is, and need not be written again.
+            known = learner.state is self._remembered
+            parts["memory"] = None if known else snapshot.memory(learner)
+        self._store.write(body, parts)
+        self._remembered = None if learner is None else learner.state
+        self._written = time.monotonic()
+        self._cost = self._written - started
+        self.seconds += self._cost
+
+    def load(self) -> Saved | None:
+        """The checkpoint to go on from, None where there is none; refused if it is another run's.
+
+        The trace gets the accuracies and timings that were saved.
+        """
+        if not self.active or self._store is None or self.trace.path is None:
+            return None
+        if is_trace(self.trace.path) and load_trace(self.trace.path).status == "complete":
+            self.remove()  # it was stopped when all was done, before they were
+            return None
+        found = self._store.read()
+        if found is None:
+            return None
+        where, body = self._store.folder, found.body
+        try:
+            difference = _difference(body["settings"], self._settings)
+            if difference:
+                raise TraceError(
+                    f"{self.trace.path} holds an unfinished run with other settings: {difference}; "
+                    "choose another folder, the same settings, or overwrite it"
+                )
+            self._warn_of_environment(body["versions"])
+            position = Position(**body["position"])
+            storage = body["storage"] or Storage().described()
+            saved = Saved(position, Storage.from_description(storage), found)
+            accuracy = found.parts["progress"]["accuracy"].numpy()
+            if accuracy.shape != self.trace.accuracy.shape:
+                raise ValueError("an accuracy matrix of another shape")
+            self._data = [str(one) for one in body["data"]]
+            self._initial = str(body["initial"])
+            self.trace.tasks = tuple(map(str, body["tasks"]))
+            self.trace.timings |= {str(n): float(s) for n, s in body["timings"].items()}
+            np.copyto(self.trace.accuracy, accuracy)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise _misfit(where, error) from error
+        return saved
+
+    def restore(self, saved: Saved, learner: Learner) -> None:
+        """Bring a learner that is made alike to where the run was stopped."""
+        if self._store is None:
+            return
+        if fingerprint(learner.network.theta) != self._initial:
+            raise TraceError(
+                f"{self.trace.path} holds an unfinished run of another model: it began with other "
+                "weights; choose another folder or overwrite it"
+            )
+        parts, body = saved.checkpoint.parts, saved.checkpoint.body
+        try:
+            snapshot.restore(learner, parts["progress"], parts.get("memory", {}), body["learner"])
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise _misfit(self._store.folder, error) from error
+        self._remembered = learner.state
+
+    def remove(self) -> None:
+        """Remove all checkpoints: the run is finished, or begins anew."""
+        if self._store is not None:
+            self._store.remove()
+
+    def _warn_of_environment(self, before: Mapping[str, Any]) -> None:
+        now = self.trace.versions
+        changed = [f"{n} {before.get(n)}" for n in _ENVIRONMENT if before.get(n) != now.get(n)]
+        if changed:
+            warnings.warn(
+                f"{self.trace.path} was begun with {', '.join(changed)}; from here on its results "
+                "may differ in rounding from those of an uninterrupted run",
+                ForgetlessWarning,
+                stacklevel=2,
+            )
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """A checksum of tensors, their shapes and types."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tensors(split: Split) -> list[Tensor]:
+    every = (split.inputs, split.labels, split.orders)
+    return [tensor for tensor in every if tensor is not None]
+
+
+def _misfit(where: object, error: Exception) -> ForgetlessError:
+    if isinstance(error, ForgetlessError):
+        return error
+    reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return TraceError(f"{where} does not fit this run: {type(error).__name__} {reason}")
+
+
+def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The first settings that differ, in words; empty if none does."""
+    flat_there, flat_here = _flat(there), _flat(here)
+    names = [n for n in {**flat_there, **flat_here} if flat_there.get(n) != flat_here.get(n)]
+    said = [
+        f"{n} is {ascii(flat_there.get(n))[:60]} there and {ascii(flat_here.get(n))[:60]} here"
+        for n in names[:3]
+    ]
+    return ", ".join(said) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{name} " if name not in ("config",) else prefix)
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

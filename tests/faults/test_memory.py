@@ -1,0 +1,181 @@
+"""Memory that does not suffice: said with numbers, or seen to beforehand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from forgetless import AGEM, OGD, PCAOGD, ConfigError, Training, fit
+from forgetless.cli import main
+from forgetless.config import resolve
+from forgetless.course import few_features
+from forgetless.errors import MemoryShortageError
+from forgetless.footprint import Footprint, budget_of, fitting_storage
+from forgetless.learner import Learner
+from forgetless.subspace import DENSE, FACTORED, STORAGES
+from tests.conftest import blobs
+
+CPU = torch.device("cpu")
+
+
+def network() -> nn.Module:
+    first, second = nn.Linear(6, 40), nn.Linear(40, 40)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(40, 3))
+
+
+def needs(method, **counts) -> Footprint:
+    return Footprint(method, size=100_000, itemsize=4, factored=700.0, **counts)
+
+
+def test_what_is_foretold_is_what_is_kept(monkeypatch):
+    sizes, plain = [], Learner.consolidate
+
+    def consolidate(self, split, task):
+        plain(self, split, task)
+        sizes.append(self.state.nbytes)
+
+    monkeypatch.setattr(Learner, "consolidate", consolidate)
+    for method in (OGD(6), PCAOGD(5, 12)):
+        for name in ("dense", "bfloat16", "factored"):
+            sizes.clear()
+            training = Training(lr=0.05, epochs=1, storage=name)
+            fit(blobs(tasks=3), method, network, training=training)
+            learner_needs = _footprint(method)
+            assert sizes[-1] <= learner_needs.bytes(STORAGES[name])
+            assert sizes[-1] >= 0.5 * learner_needs.bytes(STORAGES[name])
+
+
+def _footprint(method) -> Footprint:
+    from forgetless.assembly import make_learner
+
+    tasks = blobs(tasks=3)
+    learner = make_learner(tasks, method, network, (0,), Training(), None, CPU)
+    split = tasks.task(0, [0]).train
+    return Footprint.of(few_features(learner, split), method, tasks=3, samples=len(split))
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "storage"),
+    [
+        (OGD(10), 10**9, "dense"),
+        (OGD(100), 500 * 10**6, "dense"),
+        (OGD(100), 100 * 10**6, "factored"),
+        (PCAOGD(20, 3000), 100 * 10**6, "dense"),
+        (PCAOGD(20, 3000), 75 * 10**6, "factored"),
+        (PCAOGD(20, 3000), 50 * 10**6, "bfloat16"),
+    ],
+)
+def test_the_first_storage_that_fits(method, budget, storage):
+    found = needs(method, tasks=10)
+    chosen = fitting_storage(found, budget, CPU)
+    assert chosen == STORAGES[storage]
+    assert found.bytes(chosen) <= budget
+
+
+def test_fewer_directions_where_nothing_fits():
+    found = needs(PCAOGD(20, 3000), tasks=10)
+    chosen = fitting_storage(found, 2_000_000, CPU)
+    assert chosen.max_rank == 9
+    assert found.bytes(chosen) <= 2_000_000 < found.bytes(replace(chosen, max_rank=10))
+    with pytest.raises(MemoryShortageError, match="at least one direction, 200 kB"):
+        fitting_storage(found, 1000, CPU)
+
+
+def test_what_is_free_is_more_than_nothing():
+    assert 10**6 < budget_of(CPU) < 10**15
+
+
+def test_a_budget_chooses_for_a_run_and_a_run_that_goes_on_keeps_to_it(tmp_path, monkeypatch):
+    tasks, training = blobs(tasks=3), Training(lr=0.05, epochs=1, budget="25kB")
+    trace = fit(tasks, OGD(6), network, training=training, out=tmp_path / "a")
+    assert trace.config["storage_chosen"] == "factored samples"
+    assert "features.layout" in trace.memory(0)
+    few = Training(lr=0.05, epochs=1, budget="5kB")
+    trace = fit(tasks, PCAOGD(6, 20), network, training=few)
+    assert trace.config["storage_chosen"] == "dense rows in bfloat16, 1 of 18 directions"
+    assert trace.memory(0)["directions"].shape[0] == 1
+    calls, plain = [0], Learner.consolidate
+
+    def fail(self, *args):
+        calls[0] += 1
+        if calls[0] == 2:
+            raise RuntimeError("pulled")
+        plain(self, *args)
+
+    monkeypatch.setattr(Learner, "consolidate", fail)
+    auto = Training(lr=0.05, epochs=1, budget="auto")
+    with pytest.raises(RuntimeError, match="pulled"):
+        fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
+    # There is less room now, and still the run goes on as it began.
+    monkeypatch.setattr("forgetless.course.budget_of", lambda device: 6000.0)
+    trace = fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
+    assert "directions" in trace.memory(0)
+
+
+def test_methods_without_directions_need_no_budget():
+    trace = fit(blobs(), AGEM(4, 2), training=Training(epochs=1, budget="1kB"))
+    assert "storage_chosen" not in trace.config
+
+
+@pytest.mark.parametrize("method", [OGD(6), AGEM(4, 2)], ids=lambda m: m.name)
+def test_out_of_memory_is_one_sentence_with_numbers(method, monkeypatch):
+    def full(self, *args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.\nMore.")
+
+    monkeypatch.setattr(Learner, "consolidate", full)
+    with pytest.raises(
+        MemoryShortageError, match="not enough memory in task 1: CUDA out"
+    ) as caught:
+        fit(blobs(), method, network, training=Training(epochs=1))
+    text = str(caught.value)
+    assert "\n" not in text
+    if isinstance(method, OGD):
+        assert "12 directions take 99.2 kB as dense rows" in text
+        assert "--storage factored" in text
+        assert "--storage bfloat16" in text
+        assert "--memory auto picks one" in text
+    else:
+        assert "--batch-size" in text
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    def wrong(self, *args):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(Learner, "consolidate", wrong)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        fit(blobs(), OGD(6), network, training=Training(epochs=1))
+
+
+def test_memory_on_the_command_line_is_a_count_a_size_or_auto(capsys, tmp_path, monkeypatch):
+    assert resolve("rotated-digits", "ogd", memory="7").memory == 7
+    for text in ("auto", "4GB"):
+        config = resolve("rotated-digits", "ogd", memory=text)
+        assert (config.memory, config.budget) == (100, text)
+    for text in ("", "many", "1.5", "-3", "4 parsecs"):
+        with pytest.raises(ConfigError, match="memory must be"):
+            resolve("rotated-digits", "ogd", memory=text)
+    monkeypatch.chdir(tmp_path)
+    quick = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--json"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "rotated-digits", "--method", "ogd", "--memory", "auto", *quick])
+    assert stopped.value.code == 0
+    assert json.loads(capsys.readouterr().out)["config"]["storage_chosen"] == "dense rows"
+
+
+def test_the_guard_chooses_by_the_same_estimate():
+    from forgetless.guard.budget import chosen_storage
+
+    for method in (OGD(5), PCAOGD(3, 500)):
+        phi = _phi()
+        found = Footprint.of(phi, method)
+        smaller = FACTORED if found.bytes(FACTORED) < found.bytes(DENSE) else DENSE
+        assert chosen_storage(phi, method) == smaller
+
+
+def _phi():
+    from forgetless import tangent_features
+
+    return tangent_features(network(), torch.randn(4, 6), torch.arange(4) % 3)
