@@ -15,7 +15,7 @@ from forgetless.distributed import load_guard, save_guard
 from .cases import CASES, OPTIMIZERS, loader, shared, started, steps, task, trained, weights
 
 BY_NAME = {case.name: case for case in CASES}
-CONTINUED = [BY_NAME[name] for name in ("fsdp-pca", "fsdp-ewc", "ddp-ogd", "ddp-factored")]
+CONTINUED = [BY_NAME[name] for name in ("fsdp-pca", "fsdp-ewc", "ddp-factored")]
 
 
 def all_cases(rank, folder, names):

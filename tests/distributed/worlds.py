@@ -4,6 +4,7 @@ import os
 import time
 import traceback
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -27,12 +28,19 @@ def _process(rank: int, size: int, folder: Path, work, arguments, limit: timedel
     dist.destroy_process_group()
 
 
+@cache
+def _server():
+    """Forks processes that have imported everything already, which takes longer than the work."""
+    server = mp.get_context("forkserver")
+    server.set_forkserver_preload(["tests.distributed.test_deaths", "tests.distributed.works"])
+    return server
+
+
 def processes(size: int, folder: Path, work, *arguments, limit: timedelta = LIMIT):
     """Start `work(rank, folder, *arguments)` on that many processes."""
     folder.mkdir(parents=True, exist_ok=True)
-    spawn = mp.get_context("spawn")
     started = [
-        spawn.Process(target=_process, args=(rank, size, folder, work, arguments, limit))
+        _server().Process(target=_process, args=(rank, size, folder, work, arguments, limit))
         for rank in range(size)
     ]
     for process in started:

@@ -77,7 +77,14 @@ class GuardedModel:
             Batch(part.args, part.kwargs, () if part.target is None else (part.target,))
             for part in (self._placed(part) for part in samples.parts)
         ]
-        return features_of(self.module, self.values(), batches, scalar, names=self.parameters.names)
+        return features_of(
+            self.module,
+            self.values(),
+            batches,
+            scalar,
+            names=self.parameters.names,
+            lasting=self.parameters.shares is not None,  # what was gathered for this alone
+        )
 
     def _scalar(self, part: Part) -> Output:
         """The scalars to protect, once model and target are seen to fit."""

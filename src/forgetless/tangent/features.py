@@ -226,6 +226,7 @@ def features_of(
     *,
     names: Sequence[str],
     chunk: int | None = None,
+    lasting: bool = False,
 ) -> TangentFeatures:
     """The gradient of one scalar (or of K) per sample with respect to the named parameters.
 
@@ -236,10 +237,12 @@ def features_of(
         scalar: from the outputs of some samples, and their belongings, to one number a sample.
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
+        lasting: the values will not be changed; otherwise they are copied.
     """
     first, *others = batches
+    names, args, kwargs = tuple(names), first.args, first.kwargs
     problem = Problem.at(
-        module, values, tuple(names), first.args, first.kwargs, scalar, first.belongings
+        module, values, names, args, kwargs, scalar, first.belongings, lasting=lasting
     )
     rest = [problem.on(part.args, part.kwargs, part.belongings) for part in others]
     return TangentFeatures(Chunks([problem, *rest], chunk))
