@@ -77,6 +77,7 @@ CASES = [
     Case("fsdp-pca-32", "mlp", "adamw", PCA, "fsdp", torch.float32),
     Case("fsdp-share", "mlp", "sgd", PCAOGD(0.9, samples=20, centred=True), "fsdp"),
     Case("fsdp-fewer", "mlp", "sgd", PCA, "fsdp", options={"max_rank": 6}),
+    Case("fsdp-coarse", "mlp", "adamw", PCA, "fsdp", options={"storage": "bfloat16"}),
     Case("fsdp-ewc", "mlp", "sgd", EWC(strength=5.0), "fsdp"),
     Case("fsdp-some", "mlp", "sgd", OGD(samples=9), "fsdp", options={"exclude": ["4"]}),
 ]
@@ -135,6 +136,8 @@ def trained(case: Case, *, alone: bool, tasks=(0, 1, 2), count: int = 4):
     model, optimizer, guard = started(case, alone)
     for number in tasks:
         steps(case, model, optimizer, number, count, alone=alone)
+        with torch.no_grad():
+            model(task(case, number).tensors[0])  # leaves weights gathered where they are sharded
         guard.end_task(loader(case, number, alone=alone))
     steps(case, model, optimizer, 9, count, alone=alone)
     return model, optimizer, guard
