@@ -101,7 +101,8 @@ def _checkpoint() -> Any:
 
     if not hasattr(checkpoint, "HuggingFaceStorageWriter"):
         raise ConfigError(
-            f"checkpoints of a guard need PyTorch 2.9 or later, not {torch.__version__}"
+            "checkpoints of a guard need a PyTorch that writes safetensors by "
+            f"torch.distributed.checkpoint, which {torch.__version__} does not"
         )
     return checkpoint
 

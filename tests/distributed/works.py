@@ -5,6 +5,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -203,6 +205,24 @@ def _refused(rank, x, y):
         Guard(sharded, optimizer, OGD(), storage="factored")
     with pytest.raises(ConfigError, match="memory= is not for sharded models"):
         Guard(sharded, optimizer, PCAOGD(), memory="1MB")
+    _layouts_refused()
+
+
+def _layouts_refused():
+    """Parameters that are cut in other ways, or only some of them."""
+    partly = BY_NAME["fsdp-ogd"].made()
+    fully_shard(partly, ignored_params={partly[4].bias})
+    with pytest.raises(ConfigError, match=r"4\.bias is not sharded.*exclude="):
+        Guard(partly, torch.optim.SGD(partly.parameters(), 0.1), OGD())
+    Guard(partly, torch.optim.SGD(partly.parameters(), 0.1), OGD(), exclude=["4.bias"])
+    copies = BY_NAME["fsdp-ogd"].made()
+    names = ("copies", "shards")
+    fully_shard(copies, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=names))
+    with pytest.raises(ConfigError, match="on a mesh of 2 dimensions"):
+        Guard(copies, torch.optim.SGD(copies.parameters(), 0.1), OGD())
+    older = type("FullyShardedDataParallel", (nn.Sequential,), {})(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match=r"shard the model with .*fully_shard"):
+        Guard(older, torch.optim.SGD(older.parameters(), 0.1), OGD())
 
 
 def everything(rank, folder, names, before, after):

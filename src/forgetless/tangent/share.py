@@ -21,7 +21,7 @@ class Share:
 
     Arguments:
         shape: of the whole parameter.
-        dim: the dimension that is cut; of a scalar, 0.
+        dim: the dimension that is cut.
         start, stop: what is here of it.
     """
 
