@@ -18,6 +18,9 @@ from forgetless.tangent import Share
 # They need no gradient on remembered samples at a step, for which all weights would be gathered.
 _FOR_SHARDED = (OGD, PCAOGD, EWC, SGD)
 
+# Bytes of rows that are sent at once, and are there twice meanwhile.
+_SENT = 1 << 28
+
 
 def is_sharded(tensor: Tensor) -> TypeGuard[Any]:
     """Whether it is a `DTensor`, of which this process has a part."""
@@ -117,7 +120,9 @@ def agreed(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """
     for tensor in tensors.values():
         if tensor.is_floating_point() and tensor.numel():
-            tensor.copy_(ranks.agreed(tensor))
+            rows = tensor if tensor.dim() else tensor.view(1)
+            for part in rows.split(max(1, _SENT // rows[0].nbytes)):
+                part.copy_(ranks.agreed(part))
 
 
 def settle(module: nn.Module) -> None:
