@@ -15,8 +15,9 @@ ALLOWED = {
     "streams": set(),
     "provenance": {"version"},
     "linalg": {"errors"},
+    "ranks": {"errors"},
     "tangent": {"errors", "linalg"},
-    "subspace": {"errors", "linalg", "tangent"},
+    "subspace": {"errors", "linalg", "ranks", "tangent"},
     "methods": {"errors", "linalg", "options", "subspace", "tangent"},
     "data": {"errors", "options", "streams"},
     "models": {"errors", "options"},
@@ -57,8 +58,10 @@ ALLOWED = {
         "provenance", "saving", "signals", "streams", "subspace", "trace", "training",
     },
     "guard": {
-        "errors", "footprint", "linalg", "methods", "sizes", "streams", "subspace", "tangent"
+        "errors", "footprint", "linalg", "methods", "ranks", "sizes", "streams", "subspace",
+        "tangent",
     },
+    "distributed": {"errors", "guard", "ranks"},
     "integrations": {"errors", "guard", "methods", "subspace"},
     "config": {"data", "errors", "methods", "models", "options", "training"},
     "runs": {

@@ -17,6 +17,10 @@ class TraceError(ForgetlessError, ValueError):
     """A run's folder that cannot be read or must not be written over."""
 
 
+class RankError(ForgetlessError, RuntimeError):
+    """A process that trains the same model has ended or does not answer."""
+
+
 class UnwritableError(TraceError, OSError):
     """A file of a run that the operating system does not let us write."""
 

@@ -22,18 +22,21 @@ from forgetless.guard.arguments import (
 )
 from forgetless.guard.batches import Remembered, Unpack
 from forgetless.guard.budget import chosen_storage, within
+from forgetless.guard.gathering import SharedTaskData
 from forgetless.guard.loading import TaskData
 from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
 from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names
 from forgetless.guard.report import MemoryReport, Stats
 from forgetless.guard.reporting import memory_report
+from forgetless.guard.sharding import agreed, settle, training_ranks
+from forgetless.guard.spread import from_shards, sharded_template, to_shards
 from forgetless.guard.state import Snapshot, from_dict, to_dict
 from forgetless.guard.steps import Steps
 from forgetless.methods import Method, State
 from forgetless.sizes import parsed_bytes
 from forgetless.streams import stream
-from forgetless.subspace import Storage, Subspace
+from forgetless.subspace import DENSE, FACTORED, Storage, Subspace
 
 
 @final
@@ -47,7 +50,8 @@ class Guard:
     gradient. Of one optimizer's parameters only one guard can project the updates.
 
     Arguments:
-        model: any module, compiled or not.
+        model: any module, compiled or not, in `DistributedDataParallel` or sharded by
+            `fully_shard`: then every process makes the same calls.
         optimizer: any of `torch.optim` but LBFGS.
         method: as `fit` takes it, for example `PCAOGD(components=100)`.
         params: what is protected: None for all trained parameters; names or beginnings of names
@@ -105,19 +109,27 @@ class Guard:
         self.project = what_to_project(method, project)
         module = unwrapped(model)
         optimizer = usable_optimizer(optimizer)
+        settle(module)
         self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
+        self.ranks = training_ranks(model, self._parameters.tensors, method)
+        sharded = self._parameters.shares is not None
         self._model = GuardedModel(
             module, self._parameters, named_output(output), function("loss", loss)
         )
         self._unpack = function("unpack", unpack)
         self._budget = None if memory is None else parsed_bytes(memory)
-        self._asked = named_storage(storage, max_rank)
+        self._over = self.ranks if sharded else None
+        self._asked = replace(named_storage(storage, max_rank), ranks=self._over)
         self._choose_storage = self._budget is not None and storage is None
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         self._now = self._nothing()
         if self._budget is not None and not isinstance(self._now.state, Subspace):
             raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")
-        self._steps = Steps(self._model, method, self.project, self._generators[1], self._bring)
+        if self._budget is not None and sharded:
+            raise ConfigError("memory= is not for sharded models: limit them by max_rank=")
+        self._steps = Steps(
+            self._model, method, self.project, self._generators[1], self._bring, self._over
+        )
         self._steps.attach(optimizer)
 
     @property
@@ -187,12 +199,17 @@ class Guard:
     def state_dict(self) -> dict[str, Tensor]:
         """All that is remembered, as tensors: for `torch.save`, or safetensors' `save_file`."""
         now = replace(self._now, generators=self._random())
-        return to_dict(now, self.method, self._parameters)
+        return to_shards(to_dict(now, self.method, self._parameters), self._parameters)
+
+    def template(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Room for one tensor of a stored state, sharded as this model is."""
+        return sharded_template(name, shape, dtype, self._parameters)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave; a state of another model is refused."""
         with full_precision(self._parameters.device):
-            snapshot = from_dict(state_dict, self.method, self._parameters)
+            tensors = from_shards(state_dict, self._parameters)
+            snapshot = from_dict(tensors, self.method, self._parameters, self._over)
         self._rewind(snapshot.generators)
         self._set(snapshot)
 
@@ -211,6 +228,7 @@ class Guard:
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """What fails half way leaves the guard as it was."""
+        settle(self._model.module)
         self._parameters.check_current(self._model.module)
         random = self._random()
         try:
@@ -222,12 +240,14 @@ class Guard:
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task remembered."""
-        data = TaskData(loader, self._unpack, self._generators[0])
+        data = self._data(loader)
         if self._choose_storage and not now.tasks:
             now = self._chosen(now, data)
         task = GuardedTask(self._model, data)
         state = self.method.consolidate(now.state, self._parameters.read(), task)
         task.check()
+        if self.ranks is not None and self._over is None and isinstance(state, Subspace):
+            agreed(state.tensors(0), self.ranks)
         notes, number = now.notes, now.tasks + 1
         if self._budget is not None and isinstance(state, Subspace):
             state, note = within(state, self._budget)
@@ -237,13 +257,22 @@ class Guard:
         storage = state.storage if isinstance(state, Subspace) else now.storage
         return Snapshot(state, storage, number, notes, self._random())
 
-    def _chosen(self, now: Snapshot, data: TaskData) -> Snapshot:
+    def _data(self, loader: Any) -> TaskData | SharedTaskData:
+        if self.ranks is None:
+            return TaskData(loader, self._unpack, self._generators[0])
+        return SharedTaskData(loader, self._unpack, self._generators[0], self.ranks)
+
+    def _chosen(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""
         first = next(iter(data.batches()), None)
-        if first is None:
+        few = None if first is None else Remembered((first.mapped(lambda t: t[:4]),))
+        kind = None if few is None else chosen_storage(self._model.features(few), self.method)
+        votes = torch.tensor([kind == DENSE, kind == FACTORED]).long()
+        # Processes have samples of different lengths, or none.
+        dense, factored = (votes if self.ranks is None else self.ranks.sum(votes)).tolist()
+        if dense + factored == 0:
             raise DataError("the loader has no samples")
-        few = Remembered((first.mapped(lambda t: t[:4]),))
-        kind = chosen_storage(self._model.features(few), self.method)
+        kind = FACTORED if factored > dense else DENSE
         storage = replace(kind, max_rank=self._asked.max_rank)
         state: State = self.method.init(self._parameters.empty(), storage)
         return replace(now, state=state, storage=storage, notes=(f"{storage} chosen",))

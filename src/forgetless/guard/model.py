@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,13 @@ from torch.func import functional_call
 
 from forgetless.errors import ConfigError, DataError
 from forgetless.guard.batches import Part, Remembered
+from forgetless.guard.gathering import SharedTaskData
 from forgetless.guard.loading import TaskData
 from forgetless.guard.losses import check_loss, mean_loss, sample_losses
 from forgetless.guard.outputs import Named, Output, chosen_output
 from forgetless.guard.parameters import Parameters
-from forgetless.tangent import Batch, TangentFeatures, features_of
+from forgetless.guard.sharding import plain_copy
+from forgetless.tangent import Batch, TangentFeatures, features_of, shared_features
 
 # Samples whose per-sample gradients are looked at together when only their sum is wanted.
 _FISHER_CHUNK = 1024
@@ -39,6 +42,11 @@ class GuardedModel:
     output: Named | Output | None
     loss: Output | None
 
+    def gathered(self) -> Self:
+        """The same with all weights here, if they are sharded: gradients are taken of that."""
+        sharded = self.parameters.shares is not None
+        return replace(self, module=plain_copy(self.module)) if sharded else self
+
     def values(self, theta: Tensor | None = None) -> dict[str, Tensor]:
         """Parameters and buffers by name, those that are protected taken from theta (1, p)."""
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
@@ -51,7 +59,9 @@ class GuardedModel:
         """φ of the protected scalars, at the present weights and in eval mode."""
         with self._eval():
             scalars = [self._scalar(part) for part in samples.parts]
-            return self._per_sample(samples, scalars[0])
+            phi = self._per_sample(samples, scalars[0])
+        shares = self.parameters.shares
+        return phi if shares is None else shared_features(phi, shares)
 
     def loss_features(self, samples: Remembered) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""
@@ -67,7 +77,14 @@ class GuardedModel:
             Batch(part.args, part.kwargs, () if part.target is None else (part.target,))
             for part in (self._placed(part) for part in samples.parts)
         ]
-        return features_of(self.module, self.values(), batches, scalar, names=self.parameters.names)
+        return features_of(
+            self.module,
+            self.values(),
+            batches,
+            scalar,
+            names=self.parameters.names,
+            lasting=self.parameters.shares is not None,  # what was gathered for this alone
+        )
 
     def _scalar(self, part: Part) -> Output:
         """The scalars to protect, once model and target are seen to fit."""
@@ -147,8 +164,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 class GuardedTask:
     """`FinishedTask`: what a method may ask of the task that was just learned."""
 
-    def __init__(self, model: GuardedModel, data: TaskData) -> None:
-        self.model = model
+    def __init__(self, model: GuardedModel, data: TaskData | SharedTaskData) -> None:
+        self.model = model.gathered()
         self.data = data
         self._drawn: Remembered | None = None
 
@@ -174,7 +191,9 @@ class GuardedTask:
 
     def squared_loss_gradients(self) -> Tensor:
         """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""
-        total = self.model.parameters.empty().zero_()
+        parameters = self.model.parameters
+        width = sum(prod(shape) for shape in parameters.shapes.values())
+        total = parameters.empty().new_zeros(1, width)
         waiting: list[Part] = []
         seen = 0
         for part in self.data.batches():
@@ -183,11 +202,11 @@ class GuardedTask:
             if sum(map(len, waiting)) >= _FISHER_CHUNK:
                 total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
                 waiting = []
-        if not seen:
+        if not int(self.data.summed(torch.tensor(seen))):
             raise DataError("the loader has no samples")
         if waiting:
             total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
-        return total
+        return parameters.of_whole(self.data.summed(total))
 
 
 @final

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgetless.errors import ConfigError, require
+from forgetless.guard.sharding import here, shares_of
 from forgetless.tangent import chosen_names
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
@@ -30,6 +32,8 @@ class Flat:
 class Parameters:
     """Reads and writes a model's parameters as one vector, in the order of `names`.
 
+    Of a sharded model the vector has what this process holds: p is then this process's number.
+
     Arguments:
         module: the model.
         names: the protected parameters.
@@ -40,7 +44,9 @@ class Parameters:
         self.names = tuple(names)
         self.tensors: list[Tensor] = [own[name] for name in names]
         self.shapes = {name: tuple(own[name].shape) for name in names}
-        self._sizes = [t.numel() for t in self.tensors]
+        self.shares = shares_of({name: own[name] for name in names})
+        self._shapes_here = [tuple(here(t).shape) for t in self.tensors]
+        self._sizes = [prod(shape) for shape in self._shapes_here]
         ends = list(accumulate(self._sizes))
         self.columns = [slice(end - n, end) for end, n in zip(ends, self._sizes, strict=True)]
         self.size = ends[-1]
@@ -75,7 +81,7 @@ class Parameters:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The parts of a vector (1, p) in the parameters' shapes."""
-        pairs = zip(self.parts(vector), self.shapes.values(), strict=True)
+        pairs = zip(self.parts(vector), self._shapes_here, strict=True)
         return [part.view(shape) for part, shape in pairs]
 
     def flat(self, purpose: str) -> Flat:
@@ -93,19 +99,31 @@ class Parameters:
         vector = self.empty() if out is None else out.vector
         views = self.views(vector) if out is None else out.views
         with torch.no_grad():
-            torch._foreach_copy_(views, self.tensors)
+            torch._foreach_copy_(views, self._here())
         return vector
+
+    def _here(self) -> list[Tensor]:
+        """The parameters, or what this process has of them."""
+        return self.tensors if self.shares is None else [here(t) for t in self.tensors]
+
+    def of_whole(self, vector: Tensor) -> Tensor:
+        """What this process holds of a vector of all parameters, (1, P) → (1, p)."""
+        if self.shares is None:
+            return vector
+        parts = vector.split([prod(shape) for shape in self.shapes.values()], dim=1)
+        pairs = zip(self.shares.values(), parts, strict=True)
+        return torch.cat([share.of(part) for share, part in pairs], 1)
 
     def difference(self, before: Flat, out: Flat) -> None:
         """What the parameters were, less what they are."""
         with torch.no_grad():
-            torch._foreach_copy_(out.views, self.tensors)
+            torch._foreach_copy_(out.views, self._here())
             torch.sub(before.vector, out.vector, out=out.vector)
 
     def add(self, flat: Flat) -> None:
         """Add a vector to the parameters."""
         with torch.no_grad():
-            torch._foreach_add_(self.tensors, flat.views)
+            torch._foreach_add_(self._here(), flat.views)
 
     def movable(self, optimizer: Optimizer) -> tuple[int, ...]:
         """Which parameters the optimizer moves now: those that it has and that have a gradient."""
@@ -133,12 +151,13 @@ class Parameters:
         out = self.empty().zero_()
         for view, tensor, name in zip(self.views(out), self.tensors, self.names, strict=True):
             if tensor.grad is not None:
-                if tensor.grad.is_sparse:
+                gradient = here(tensor.grad)
+                if gradient.is_sparse:
                     raise ConfigError(
                         f"the gradient of {name} is sparse: use project='update', or a layer "
                         "with sparse=False"
                     )
-                view.copy_(tensor.grad.detach())
+                view.copy_(gradient.detach())
         return out
 
     def write_gradients(self, vector: Tensor, movable: Sequence[int]) -> None:
@@ -147,7 +166,7 @@ class Parameters:
         for i in movable:
             gradient = self.tensors[i].grad
             if gradient is not None:
-                gradient.detach().copy_(views[i])
+                here(gradient).detach().copy_(views[i])
 
 
 def protected_names(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import float64
+from forgetless.ranks import Ranks
 from forgetless.sizes import in_words
 
 
@@ -41,8 +42,9 @@ class Stats:
 class Removed:
     """Sums of squared lengths, before and removed, parameter by parameter; no synchronisation."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], ranks: Ranks | None = None) -> None:
         self.names = tuple(names)
+        self.ranks = ranks  # that each hold a part of every parameter, if there are several
         self.steps = 0
         self.sums: Tensor | None = None  # (2, parameters)
         self.last: Tensor | None = None
@@ -61,6 +63,8 @@ class Removed:
         if self.sums is None or self.last is None:
             return Stats(0, 0.0, 0.0, dict.fromkeys(self.names, 0.0))
         sums, last = self.sums.cpu(), self.last.cpu()
+        if self.ranks is not None:
+            sums, last = self.ranks.sum(torch.stack([sums, last]))
         layers = [_share(removed, whole) for whole, removed in sums.T.tolist()]
         return Stats(
             self.steps,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import torch
@@ -12,12 +12,15 @@ from forgetless.errors import ConfigError
 from forgetless.guard.batches import Remembered
 from forgetless.guard.parameters import Parameters
 from forgetless.methods import Method, State
+from forgetless.ranks import Ranks
 from forgetless.subspace import Storage
 
 _FORMAT = 1
 _GENERATORS = 2  # of a guard: one chooses samples to remember, one memory batches
 _MOST_TASKS = 100_000  # whatever goes through them must come to an end
-_HEADER, _MEMORY, _RANDOM = "header", "memory.", "generators"
+HEADER, MEMORY, _RANDOM = "header", "memory.", "generators"
+# What has a number for every protected weight, in its last dimension.
+COLUMNS = ("directions", "fisher", "anchor")
 
 
 @final
@@ -55,21 +58,27 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
     }
     text = json.dumps(header, default=str).encode()
     tensors = {
-        _HEADER: torch.frombuffer(bytearray(text), dtype=torch.uint8),
+        HEADER: torch.frombuffer(bytearray(text), dtype=torch.uint8),
         _RANDOM: snapshot.generators,
     }
     # Tensors of one file must not share memory.
-    return tensors | {_MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
+    return tensors | {MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
 
 
 def from_dict(
-    tensors: Mapping[str, Tensor], method: Method[Any], parameters: Parameters
+    tensors: Mapping[str, Tensor],
+    method: Method[Any],
+    parameters: Parameters,
+    ranks: Ranks | None = None,
 ) -> Snapshot:
     """What `to_dict` was given, on the device of the parameters; refused if it does not fit.
 
     The hyperparameters are those of the guard that saved it; this one goes on with its own.
+
+    Arguments:
+        ranks: the processes that each hold some columns; None if all are here.
     """
-    header = _header(tensors)
+    header = header_of(tensors)
     try:
         name = header["method"]
         if name != method.name:
@@ -78,11 +87,11 @@ def from_dict(
         if list(shapes.items()) != list(parameters.shapes.items()):
             raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
         _check_memory(tensors, header["memory"])
-        storage = Storage.from_description(header["storage"])
+        storage = replace(Storage.from_description(header["storage"]), ranks=ranks)
         memory = {
-            n.removeprefix(_MEMORY): t.detach().to(storage.device or parameters.device, copy=True)
+            n.removeprefix(MEMORY): t.detach().to(storage.device or parameters.device, copy=True)
             for n, t in tensors.items()
-            if n.startswith(_MEMORY)
+            if n.startswith(MEMORY)
         }
         state = method.restore([memory], parameters.read(), storage, Remembered.restore)
         _check_width(memory, parameters)
@@ -106,9 +115,10 @@ def from_dict(
     return Snapshot(state, storage, tasks, notes, generators)
 
 
-def _header(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a state says of itself, if this version can read it."""
     try:
-        header: dict[str, Any] = json.loads(bytes(tensors[_HEADER].cpu().tolist()))
+        header: dict[str, Any] = json.loads(bytes(tensors[HEADER].cpu().tolist()))
         version = header["format"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -125,7 +135,7 @@ def _kind(tensor: Tensor) -> list[object]:
 
 def _check_memory(tensors: Mapping[str, Tensor], kinds: Mapping[str, list[object]]) -> None:
     """Refuse what has lost a tensor or a part of one."""
-    there = {n.removeprefix(_MEMORY): t for n, t in tensors.items() if n.startswith(_MEMORY)}
+    there = {n.removeprefix(MEMORY): t for n, t in tensors.items() if n.startswith(MEMORY)}
     for name in [*kinds, *there]:
         found = _kind(there[name]) if name in there else "missing"
         if found != kinds.get(name):
@@ -134,7 +144,7 @@ def _check_memory(tensors: Mapping[str, Tensor], kinds: Mapping[str, list[object
 
 
 def _check_width(memory: Mapping[str, Tensor], parameters: Parameters) -> None:
-    for name in ("directions", "fisher", "anchor"):
+    for name in COLUMNS:
         if name in memory and memory[name].shape[-1] != parameters.size:
             raise ConfigError(
                 f"the state is damaged: {name} has {memory[name].shape[-1]} columns, not "

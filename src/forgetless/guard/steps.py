@@ -15,6 +15,7 @@ from forgetless.guard.model import GuardedModel, MemoryGradient, full_precision
 from forgetless.guard.parameters import Flat
 from forgetless.guard.report import Removed
 from forgetless.methods import Method, Nothing, State
+from forgetless.ranks import Ranks
 from forgetless.subspace import Subspace
 
 _FULL = 0.95  # share of the steps removed at which there is no room left to learn
@@ -33,6 +34,7 @@ class Steps:
         generator: of random memory batches.
         bring: called when the model was moved or made of another precision, to bring the memory
             there.
+        ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Steps:
         project: Projected,
         generator: torch.Generator,
         bring: Callable[[], None],
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
         self.method = method
         self.project = project
         self.generator = generator
         self._bring = bring
+        self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
         self._before: Flat | None = None
@@ -59,7 +63,7 @@ class Steps:
         self._state = None if isinstance(state, Nothing) else state
         self._place = self._parameters.device, self._parameters.dtype
         self._restricted: dict[tuple[int, ...], State] = {}
-        self.removed = Removed(self._parameters.names)
+        self.removed = Removed(self._parameters.names, self._ranks)
 
     def follow_model(self) -> None:
         """Bring the memory to where the model is now."""

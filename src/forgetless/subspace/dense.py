@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import float64, orthonormalize
+from forgetless.ranks import Ranks
 from forgetless.subspace.base import Record
 from forgetless.subspace.inplace import orthonormalize_in_place
 from forgetless.subspace.rows import aligned, laid_out
 from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
-from forgetless.tangent import TangentFeatures, merged
+from forgetless.tangent import TangentFeatures, merged, principal_weights
 
 # Numbers that are made float64 at once.
 _EXACT = 1 << 22
@@ -26,6 +27,9 @@ _STEEP = 100.0
 @dataclass(frozen=True)
 class DenseSubspace:
     """The span of K remembered directions for each of S seeds.
+
+    On several ranks each of them has some of the p columns, of these rows and of all vectors; a
+    projection is one sum of K coefficients over the ranks, and all K × K matrices are on each.
 
     Arguments:
         rows: V, (S, K, p), orthonormal; where seeds have different ranks, rows of zeros fill up.
@@ -66,15 +70,22 @@ class DenseSubspace:
         If only some parameters can move, the nearest vector among those that moves nothing
         protected: with F the projection on them, g − F Vᵀ (V F Vᵀ)⁺ V g.
         """
-        if self.movable is None:
+        if self.movable is None and self.storage.ranks is None:
             return project_out_rows(g, self.rows)
+        if self.movable is None:
+            return g - combination(self._sum(coefficients(g, self.rows)), self.rows)
         mask, inverse = (t.to(g.device) for t in self.movable[:2])
         g = g * mask
         for _ in range(self.movable[2]):
-            along = coefficients(g, self.rows).to(inverse)
+            along = self._sum(coefficients(g, self.rows)).to(inverse)
             inside = (inverse @ along.unsqueeze(2)).squeeze(2).to(g)
             g = g - combination(inside, self.rows) * mask
         return g
+
+    def _sum(self, partial: Tensor) -> Tensor:
+        """Over the ranks, if there are several."""
+        ranks = self.storage.ranks
+        return partial if ranks is None or partial.numel() == 0 else ranks.sum(partial)
 
     def restricted(self, columns: Sequence[slice]) -> Self:
         """The same subspace where only the parameters in these columns can move."""
@@ -86,7 +97,7 @@ class DenseSubspace:
             for part in self.rows[..., some].split(max(1, _EXACT // max(1, self.rank)), dim=2):
                 exact = float64(part).to(gram.device)
                 gram += exact @ exact.mT
-        inverse = torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)
+        inverse = torch.linalg.pinv(self._sum(gram), rtol=1e-10, hermitian=True)
         # Of a direction of which little can move, rounding leaves too much the first time.
         steep = self.rank and float(torch.linalg.matrix_norm(inverse, 2).max()) > _STEEP
         return replace(self, movable=(mask, inverse, 2 if steep else 1))
@@ -94,7 +105,7 @@ class DenseSubspace:
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
         vectors = [phi.dense() for phi in features]
-        return self._extended(vectors, [_squared(v) for v in vectors])
+        return self._extended(vectors, [_squared(v, self.storage.ranks) for v in vectors])
 
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
@@ -102,8 +113,15 @@ class DenseSubspace:
         """With the samples' top directions, one operator a seed."""
 
         def top(one: TangentFeatures) -> tuple[Tensor, float]:
-            phi = merged(one)
-            values, weights, total = phi.top_weights(components, centred=centred)
+            phi, ranks = merged(one), self.storage.ranks
+            if ranks is None:
+                values, weights, total = phi.top_weights(components, centred=centred)
+            else:
+                # Every rank finds the same eigenvectors, for it has the same Gram matrix.
+                values, weights, total = principal_weights(
+                    ranks.sum(phi.gram()), components, centred=centred, dtype=phi.like.dtype
+                )
+                values, weights = ranks.agreed(values), ranks.agreed(weights)
             return phi.combine((values.unsqueeze(1) * weights).to(phi.like)), total
 
         vectors, totals = zip(*map(top, features), strict=True)
@@ -114,8 +132,9 @@ class DenseSubspace:
 
         What is already inside, or depends on the other vectors, adds nothing.
         """
-        shares = [_squared(v) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        found = [_taken_apart(v, old) for v, old in zip(vectors, self.rows, strict=True)]
+        ranks = self.storage.ranks
+        shares = [_squared(v, ranks) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
+        found = [_taken_apart(v, old, ranks) for v, old in zip(vectors, self.rows, strict=True)]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
@@ -148,6 +167,8 @@ class DenseSubspace:
             return self
         values, vectors = torch.linalg.eigh(self.moments)
         values, vectors = values.flip(-1)[:, :limit], vectors.flip(-1)[..., :limit]
+        if self.storage.ranks is not None:
+            values, vectors = map(self.storage.ranks.agreed, (values, vectors))
         old = _full(self.rows)
         rows = vectors.mT.to(old) @ old
         return replace(self, rows=rows, moments=torch.diag_embed(values))
@@ -185,22 +206,26 @@ class DenseSubspace:
         return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
 
 
-def _taken_apart(vectors: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+def _taken_apart(vectors: Tensor, old: Tensor, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
     """Orthonormal rows that vectors (d, p) add to old ones (K, p), and A: vectors = A [old; new].
 
-    Vectors in float32 are overwritten.
+    Vectors in float32, or on several ranks, are overwritten.
     """
-    if vectors.dtype == torch.float32:
-        new, in_old, in_new = orthonormalize_in_place(vectors, old, least=_rounding(old))
+    if vectors.dtype == torch.float32 or ranks is not None:
+        new, in_old, in_new = orthonormalize_in_place(
+            vectors, old, least=_rounding(old), ranks=ranks
+        )
         return new, torch.cat([in_old, in_new], 1)
     least, old = _rounding(old), _full(old).to(vectors)
     new = orthonormalize(vectors, against=old, least=least)
     return new, torch.cat([float64(vectors @ old.T), float64(vectors @ new.T)], 1)
 
 
-def _squared(vectors: Tensor) -> float:
+def _squared(vectors: Tensor, ranks: Ranks | None) -> float:
     """Σ of all squares, summed in float64."""
-    return float(torch.linalg.vector_norm(vectors, dtype=float64(vectors.new_empty(0)).dtype)) ** 2
+    exact = float64(vectors.new_empty(0)).dtype
+    squared = torch.linalg.vector_norm(vectors, dtype=exact) ** 2
+    return float(squared if ranks is None else ranks.sum(squared))
 
 
 def _rounding(rows: Tensor) -> float:

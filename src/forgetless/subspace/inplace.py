@@ -5,19 +5,20 @@ from torch import Tensor
 from torch.linalg import solve_triangular, vector_norm
 
 from forgetless.linalg import float64
+from forgetless.ranks import Ranks
 
 # Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
 _EXACT = {"cpu": 1 << 20, "cuda": 1 << 26}
 # Inner products of rows that are as good as orthonormal.
-_SETTLED = 1e-6
+_SETTLED = {torch.float32: 1e-6, torch.float64: 1e-14}
 # Inner products that one round takes below that: each squares them.
-_NEARLY = 1e-4
+_NEARLY = {torch.float32: 1e-4, torch.float64: 1e-8}
 # What is left of a row that depends on others, relative to its length, is rounding.
 _DEPENDENT = 1e-5
 
 
 def orthonormalize_in_place(
-    vectors: Tensor, against: Tensor, *, least: float = 0.0
+    vectors: Tensor, against: Tensor, *, least: float = 0.0, ranks: Ranks | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `linalg.orthonormalize`, with no memory but that of the vectors, which are overwritten.
 
@@ -26,9 +27,10 @@ def orthonormalize_in_place(
     at a time.
 
     Arguments:
-        vectors: W, (d, p) in float32.
+        vectors: W, (d, p) in float32, or in float64 on several ranks.
         against: Q, (K, p), orthonormal rows.
         least: share of a vector's length outside of Q below which it adds nothing.
+        ranks: the processes that each hold some of the p columns; None if all are here.
 
     Returns:
         new rows N (r, p), and what the vectors were made of, W = A Q + B N: A (d, K) and B (d, r)
@@ -38,19 +40,20 @@ def orthonormalize_in_place(
     old = float64(vectors.new_zeros(d, len(against)))
     new = torch.eye(d).to(old)
     for round_ in range(3):
-        lengths = _lengths(vectors).to(old).clamp_min(torch.finfo(torch.float32).tiny)
+        lengths = _lengths(vectors, ranks).to(old).clamp_min(torch.finfo(torch.float32).tiny)
         vectors /= lengths.unsqueeze(1).to(vectors)
         new = new * lengths
         # What the first round leaves inside of Q by rounding, the second takes out.
         exact = round_ > 0
-        inside = _products(vectors, against, exact=exact)
+        inside = _products(vectors, against, exact=exact, ranks=ranks)
         old = old + new @ inside
         _subtract(vectors, inside, against, exact=exact)
-        vectors *= (vector_norm(vectors, dim=1, keepdim=True) >= least).to(vectors)
-        gram = _products(vectors, vectors)
+        if least:
+            vectors *= (_lengths(vectors, ranks) >= least).unsqueeze(1).to(vectors)
+        gram = _products(vectors, vectors, ranks=ranks)
         off = (gram - torch.eye(len(gram)).to(gram)).abs()
         error = max((float(t.max()) for t in (inside.abs(), off) if t.numel()), default=0.0)
-        if exact and error <= _SETTLED:
+        if exact and error <= _SETTLED[vectors.dtype]:
             break
         factor, kept = _factor(gram)
         if len(kept) < len(vectors):
@@ -59,7 +62,7 @@ def orthonormalize_in_place(
         inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
         for part in _cut(vectors):
             part.copy_(inverse @ float64(part).to(inverse))
-        if exact and error <= _NEARLY:
+        if exact and error <= _NEARLY[vectors.dtype]:
             break
     return vectors, old, new
 
@@ -94,14 +97,14 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     return found.to(gram), torch.tensor(kept, dtype=torch.long, device=gram.device)
 
 
-def _lengths(rows: Tensor) -> Tensor:
+def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
     """Of each row, summed in float64 where there is one: in float32 a millionth would be lost."""
     exact = None if rows.device.type == "mps" else torch.float64
     lengths: Tensor = vector_norm(rows, dim=1, dtype=exact)
-    return lengths
+    return lengths if ranks is None else ranks.sum(lengths.square()).sqrt()
 
 
-def _products(a: Tensor, b: Tensor, *, exact: bool = True) -> Tensor:
+def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None = None) -> Tensor:
     """A Bᵀ, computed in float64 or, if that is exact enough, in the precision of A."""
     out = float64(a.new_zeros(len(a), len(b)))
     for left, right in zip(_cut(a), _cut(b, like=a), strict=True):
@@ -109,7 +112,7 @@ def _products(a: Tensor, b: Tensor, *, exact: bool = True) -> Tensor:
             out += float64(left).to(out) @ float64(right).to(out).T
         else:
             out += (left @ right.to(left).T).to(out)
-    return out
+    return out if ranks is None or out.numel() == 0 else ranks.sum(out)
 
 
 def _cut(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, final
 import torch
 
 from forgetless.errors import require
+from forgetless.ranks import Ranks
 
 Kind = Literal["dense", "factored"]
 
@@ -27,12 +28,15 @@ class Storage:
             most of the variance of all tasks' remembered features, every task counting the same:
             of dense rows the best mixtures, of factored samples those that add most, one after
             the other.
+        ranks: the processes that each hold some columns of dense rows; None where all columns
+            are here.
     """
 
     kind: Kind = "dense"
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     max_rank: int | None = None
+    ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
         require(self.kind in ("dense", "factored"), "storage", self.kind, "'dense' or 'factored'")
@@ -50,6 +54,9 @@ class Storage:
         require(there, "the storage's device", self.device, "a torch.device or None")
         plain = self.kind == "dense" or (self.dtype is None and self.device is None)
         require(plain, "storage", "factored with a dtype or device", "factored as it is")
+        rows = self.kind == "dense" or self.ranks is None
+        accepted = "'dense', 'bfloat16' or 'cpu' for a sharded model"
+        require(rows, "storage", self.kind, accepted)
 
     def described(self) -> dict[str, Any]:
         """In plain values, for a file."""
@@ -76,7 +83,8 @@ class Storage:
         if self.kind == "factored":
             return "factored samples"
         where = f" on {self.device}" if self.device is not None else ""
-        return f"dense rows{f' in {str(self.dtype)[6:]}' if self.dtype else ''}{where}"
+        over = "" if self.ranks is None else f", columns over {self.ranks.size} ranks"
+        return f"dense rows{f' in {str(self.dtype)[6:]}' if self.dtype else ''}{where}{over}"
 
 
 DENSE = Storage()

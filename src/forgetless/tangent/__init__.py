@@ -10,10 +10,13 @@ from forgetless.tangent.held import (
     merged,
     nothing_held,
 )
+from forgetless.tangent.share import Share, shared_features
+from forgetless.tangent.spectrum import principal_weights
 from forgetless.tangent.stored import from_tensors, to_tensors
 
 __all__ = [
     "Batch",
+    "Share",
     "TangentFeatures",
     "bytes_by_parameter",
     "chosen_names",
@@ -24,6 +27,8 @@ __all__ = [
     "joined",
     "merged",
     "nothing_held",
+    "principal_weights",
+    "shared_features",
     "tangent_features",
     "to_tensors",
 ]

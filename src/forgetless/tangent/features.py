@@ -14,7 +14,7 @@ from forgetless.tangent.chunks import Chunks, Piece, Source
 from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.memory import refuse_more_than_memory
 from forgetless.tangent.problem import Problem, Scalar
-from forgetless.tangent.spectrum import leading_eigenpairs
+from forgetless.tangent.spectrum import principal_weights
 
 
 @final
@@ -156,28 +156,8 @@ class TangentFeatures:
         Returns:
             singular values (k,) and W (k, n) in float64, and Σ_i ‖φ_i‖², of centred features if so.
         """
-        by_share = isinstance(components, float)
-        fits = 0 < components < 1 if by_share else components >= 1
-        accepted = "a count of at least 1 or a share in (0, 1)"
-        require(fits and not isinstance(components, bool), "components", components, accepted)
         gram = self._products(self, _precise_enough(self.like))
-        # What centring leaves of samples that are all the same is rounding.
-        rounding = 10 * torch.finfo(gram.dtype).eps * len(self) * float(gram.diagonal().max())
-        if centred:
-            exact = float64(gram)
-            gram = (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
-        total = float(float64(gram.diagonal()).sum())
-        count = None if by_share else int(components)
-        values, vectors = leading_eigenpairs(gram, count, dtype=self.like.dtype)
-        kept = int((values > rounding).sum())
-        if by_share:
-            explained = values.cumsum(0) / total
-            kept = min(kept, int((explained < components).sum()) + 1)
-        values, vectors = values[:kept], vectors[:, :kept]
-        weights = (vectors / values.sqrt()).T
-        if centred:
-            weights = weights - weights.mean(1, keepdim=True)
-        return values.sqrt(), weights, total
+        return principal_weights(gram, components, centred=centred, dtype=self.like.dtype)
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, part by part, every parameter a block."""
@@ -246,6 +226,7 @@ def features_of(
     *,
     names: Sequence[str],
     chunk: int | None = None,
+    lasting: bool = False,
 ) -> TangentFeatures:
     """The gradient of one scalar (or of K) per sample with respect to the named parameters.
 
@@ -256,10 +237,12 @@ def features_of(
         scalar: from the outputs of some samples, and their belongings, to one number a sample.
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
+        lasting: the values will not be changed; otherwise they are copied.
     """
     first, *others = batches
+    names, args, kwargs = tuple(names), first.args, first.kwargs
     problem = Problem.at(
-        module, values, tuple(names), first.args, first.kwargs, scalar, first.belongings
+        module, values, names, args, kwargs, scalar, first.belongings, lasting=lasting
     )
     rest = [problem.on(part.args, part.kwargs, part.belongings) for part in others]
     return TangentFeatures(Chunks([problem, *rest], chunk))

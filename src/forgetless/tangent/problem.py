@@ -47,11 +47,17 @@ class Problem:
         kwargs: Mapping[str, Tensor],
         scalar: Scalar,
         belongings: tuple[Tensor, ...],
+        *,
+        lasting: bool = False,
     ) -> Self:
-        """At these values, which are copied, and in the modes that the modules have now."""
+        """At these values, and in the modes that the modules have now.
+
+        Arguments:
+            lasting: the values will not be changed; otherwise they are copied.
+        """
         modes = {m: m.training for m in module.modules()}
         with torch.inference_mode(False):
-            copies = {name: value.detach().clone() for name, value in values.items()}
+            copies = {n: v.detach() if lasting else v.detach().clone() for n, v in values.items()}
         return cls(module, copies, modes, names, (), {}, scalar, ()).on(args, kwargs, belongings)
 
     def on(

@@ -5,12 +5,51 @@ from math import inf, log, log10
 import torch
 from torch import Tensor
 
+from forgetless.errors import require
 from forgetless.linalg import float64, top_eigenpairs
 
 _BLOCK = 24  # vectors that are multiplied at once; products with multiples of 24 are fast
 _SMALL = 1000  # samples below which LAPACK is fast enough
 _ROUNDS = 12  # of filtering, before LAPACK is asked
 _RANGE = 24.0  # decimal powers by which a filter may tell eigenvectors apart
+
+
+def principal_weights(
+    gram: Tensor, components: int | float, *, centred: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float]:
+    """The top directions of features φ as weighted sums of them, from their Gram matrix alone.
+
+    Arguments:
+        gram: φ φᵀ, (n, n).
+        components: how many (an int), or the share of the variance that they explain together.
+        centred: subtract the mean feature first.
+        dtype: of the features.
+
+    Returns:
+        singular values (k,) and W = Σ⁻¹ Uᵀ (k, n) in float64, and Σ_i ‖φ_i‖², of centred features
+        if so.
+    """
+    by_share = isinstance(components, float)
+    fits = 0 < components < 1 if by_share else components >= 1
+    accepted = "a count of at least 1 or a share in (0, 1)"
+    require(fits and not isinstance(components, bool), "components", components, accepted)
+    # What centring leaves of samples that are all the same is rounding.
+    rounding = 10 * torch.finfo(gram.dtype).eps * len(gram) * float(gram.diagonal().max())
+    if centred:
+        exact = float64(gram)
+        gram = (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
+    total = float(float64(gram.diagonal()).sum())
+    count = None if by_share else int(components)
+    values, vectors = leading_eigenpairs(gram, count, dtype=dtype)
+    kept = int((values > rounding).sum())
+    if by_share:
+        explained = values.cumsum(0) / total
+        kept = min(kept, int((explained < components).sum()) + 1)
+    values, vectors = values[:kept], vectors[:, :kept]
+    weights = (vectors / values.sqrt()).T
+    if centred:
+        weights = weights - weights.mean(1, keepdim=True)
+    return values.sqrt(), weights, total
 
 
 def leading_eigenpairs(
