@@ -32,7 +32,7 @@ ALLOWED = {
     "batched": set(),
     "perceptron": set(),
     "network": {"batched", "errors", "methods", "perceptron", "tangent"},
-    "frozen": {"data", "network"},
+    "frozen": {"data", "network", "perceptron"},
     "driver": {"data", "methods", "network", "tangent"},
     "graphs": {"driver", "methods"},
     "learner": {

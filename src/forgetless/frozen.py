@@ -10,6 +10,7 @@ from torch.func import functional_call, vmap
 
 from forgetless.data import Split
 from forgetless.network import Network
+from forgetless.perceptron import is_chain
 
 # Samples of all seeds together that go through the frozen layers at once.
 _CHUNK = {"cpu": 1024, "cuda": 1 << 15}
@@ -72,13 +73,11 @@ class FrozenStart:
 
 def frozen_start(network: Network) -> FrozenStart | None:
     """The network cut behind its frozen first layers, if it is a chain that begins with some."""
-    module = network.module
-    hooked = any(getattr(module, hooks) for hooks in vars(module) if hooks.endswith("_hooks"))
-    if type(module).forward is not nn.Sequential.forward or hooked:
+    if not is_chain(network.module):
         return None
     start: dict[str, nn.Module] = {}
     rest: dict[str, nn.Module] = {}
-    for name, child in module.named_children():
+    for name, child in network.module.named_children():
         trained = any(f"{name}.{n}" in network.shapes for n, _ in child.named_parameters())
         (rest if rest or trained or not _is_known(child) else start)[name] = child
     if not any(True for child in start.values() for _ in child.parameters()) or not rest:

@@ -1,5 +1,9 @@
 """The compiled projection against the plain one."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -73,3 +77,21 @@ def test_rows_too_long_for_a_cache_are_read_in_pieces():
     projected = sweep.project_out_rows(g[None], rows[None])[0]
     expected = plain(g, rows)
     assert (projected - expected).norm() < 1e-6 * expected.norm()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_fork_projects_without_its_parents_threads():
+    """In a process of its own, as forks of one with many threads go."""
+    program = """
+import os, torch
+from forgetless.subspace.sweep import project_out_rows
+g, rows = torch.randn(1, 6000), torch.randn(1, 100, 6000) / 6000**0.5
+expected = project_out_rows(g, rows)
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    os._exit(not torch.allclose(project_out_rows(g, rows), expected, atol=1e-4))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -129,15 +129,8 @@ def run_command(
     _check(config, keep, checkpoint_every, log)
     parts = {".": config}
     name = f"{scenario}-{method}"
-    how: dict[str, Any] = {
-        "data": data,
-        "overwrite": overwrite,
-        "keep": keep,
-        "every": checkpoint_every,
-        "log": log,
-    }
     with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
-        trace = _train(config, folder, **how)
+        trace = _train(config, folder, data, overwrite, keep, checkpoint_every, log)
         picture = _save_picture([trace], folder)
         make_report([trace], folder / PAGE)
     if as_json:
@@ -179,17 +172,11 @@ def compare_command(
     traces: list[Trace] = []
     parts = {config.method: config for config in configs}
     name = f"{scenario}-compare"
-    how: dict[str, Any] = {
-        "data": data,
-        "overwrite": overwrite,
-        "keep": keep,
-        "every": checkpoint_every,
-        "log": log,
-    }
     with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
         try:
             for config in configs:
-                traces.append(_train(config, folder / config.method, **how))
+                place = folder / config.method
+                traces.append(_train(config, place, data, overwrite, keep, checkpoint_every, log))
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 picture = _save_picture(traces, folder)
@@ -263,7 +250,6 @@ def _check(config: Config, keep: str, every: float, log: str) -> None:
 def _train(
     config: Config,
     folder: Path,
-    *,
     data: Path | None,
     overwrite: bool,
     keep: Any,

@@ -1,5 +1,5 @@
 """Perceptrons on a GPU: gradients by hand, in few kernels."""
 
-from forgetless.perceptron.chain import Layer, Perceptron, perceptron_of
+from forgetless.perceptron.chain import Layer, Perceptron, is_chain, perceptron_of
 
-__all__ = ["Layer", "Perceptron", "perceptron_of"]
+__all__ = ["Layer", "Perceptron", "is_chain", "perceptron_of"]

@@ -125,12 +125,20 @@ def perceptron_of(
 
 def _chain(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """What a module does, one module after the other, with their names' beginnings."""
-    hooked = any(getattr(module, hooks) for hooks in vars(module) if hooks.endswith("_hooks"))
-    if type(module).forward is nn.Sequential.forward and not hooked:
+    if is_chain(module):
         for child, part in module.named_children():
             yield from _chain(part, f"{name}{child}.")
     else:
-        yield name, nn.Identity() if hooked else module
+        yield name, nn.Identity() if _has_hooks(module) else module
+
+
+def is_chain(module: nn.Module) -> bool:
+    """Whether a module does what its children do, one after the other, and nothing else."""
+    return type(module).forward is nn.Sequential.forward and not _has_hooks(module)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in vars(module) if hooks.endswith("_hooks"))
 
 
 def _can_run(theta: Tensor) -> bool:

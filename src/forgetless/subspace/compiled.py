@@ -4,10 +4,12 @@ PyTorch's product of a matrix and a vector has one thread, starts anew for every
 two thirds of a core's bandwidth. Here each thread walks over its share in one call.
 """
 
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,14 @@ _CACHED = 1 << 22
 _WIDTH = 1 << 18
 # Sums may be taken in any order, eight or sixteen at a time; NaN and infinity keep their meaning.
 _REORDERED = {"reassoc", "contract", "nsz"}
+_ONE_AT_A_TIME = Lock()  # not all of Numba's ways to make threads can be used by several
 
 
 def can_be_compiled(g: Tensor, rows: Tensor) -> bool:
     """Whether Numba is there and the loops can read these."""
     return (
-        find_spec("numba") is not None
+        _is_installed()
+        and _first_process() == os.getpid()
         and g.device.type == rows.device.type == "cpu"
         and g.dtype == rows.dtype
         and g.dtype in (torch.float32, torch.float64)
@@ -36,13 +40,25 @@ def can_be_compiled(g: Tensor, rows: Tensor) -> bool:
     )
 
 
+@cache
+def _is_installed() -> bool:
+    return find_spec("numba") is not None
+
+
+@cache
+def _first_process() -> int:
+    """Whose threads these are: they do not survive a fork, and Numba ends a fork that uses them."""
+    return os.getpid()
+
+
 def project_out_compiled(g: Tensor, rows: Tensor, threads: int) -> Tensor:
     """g̃ = g − Vᵀ V g: (p,), (K, p) → (p,), by several threads."""
     vector, scratch = g.contiguous(), g.new_zeros(threads, max(rows.shape))
     projected = torch.empty_like(vector)
     one_pass, two_passes = _loops()
     walk = one_pass if rows.shape[1] * rows.element_size() <= _CACHED else two_passes
-    walk(vector.numpy(), rows.numpy(), scratch.numpy(), projected.numpy())
+    with _ONE_AT_A_TIME:
+        walk(vector.numpy(), rows.numpy(), scratch.numpy(), projected.numpy())
     return projected
 
 

@@ -1,5 +1,6 @@
 """Projection by one walk over stored rows, block by block."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -47,7 +48,7 @@ def _project_out(g: Tensor, basis: Tensor) -> Tensor:
     if can_be_compiled(g, basis):
         return project_out_compiled(g, basis, threads)
     mine, *others = basis.chunk(threads)
-    waiting = [_pool(threads).submit(_without_gradient, g, part) for part in others]
+    waiting = [_pool(threads, os.getpid()).submit(_without_gradient, g, part) for part in others]
     total = _inside(g, mine)
     for part in waiting:
         total += part.result()
@@ -68,7 +69,8 @@ def _without_gradient(g: Tensor, basis: Tensor) -> Tensor:
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Threads of this process: a fork has none of its parent's."""
     return ThreadPoolExecutor(max(1, threads - 1), "forgetless")
 
 
