@@ -10,6 +10,7 @@ Then the same with only LoRA adapters of rank 16 trained and protected.
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -236,6 +237,7 @@ def main() -> None:
             found += measured(adapters, storage, counts, options.rounds, rate)
         except torch.OutOfMemoryError as error:
             print(f"  out of memory: {str(error).splitlines()[0]}")
+        gc.collect()  # a guard and its optimizer know each other
         torch.cuda.empty_cache()
     if options.out is not None:
         setting = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

@@ -24,7 +24,7 @@ from forgetless.subspace import DENSE, Storage
 _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
 # Training steps in a recording: enough that starting it takes no time beside running it.
-_RECORDED_STEPS = 4
+_RECORDED_STEPS = 8
 
 
 @final

@@ -14,6 +14,8 @@ _WARPS = 4  # in each of the kernel's three groups
 _PIECES = (16 * 32 * _WARPS,)  # bytes of one row, 16 in each thread
 _BYTES_OF_A_BLOCK = 20 << 10  # at most, where a row has no more: many small ones hide latency best
 _FEWEST_STAGES = 3
+_MOST_NUMBERS = 96  # of a row in the registers of a thread: more spill into slow memory
+_MOST_PARTS = 128  # what more programs contribute takes longer to add up than they save
 _SPARE_BYTES = 2048  # of shared memory, for all that is not rows
 _LARGEST_INDEX = 2**31 - 1
 
@@ -137,9 +139,10 @@ def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Pl
     best: tuple[int, Plan] | None = None
     for piece in _PIECES:
         width = piece // dtype.itemsize
-        for pieces in range(1, room // (_FEWEST_STAGES * piece) + 1):
+        numbers = width // (32 * _WARPS)
+        for pieces in range(1, min(room // (_FEWEST_STAGES * piece), _MOST_NUMBERS // numbers) + 1):
             parts = -(-size // (pieces * width))
-            if parts > processors:
+            if parts > min(processors, _MOST_PARTS):
                 continue
             groups = min(processors // parts, seeds)
             duration = pieces * piece * -(-seeds // groups)
