@@ -20,8 +20,16 @@ _FISHER_CHUNK = {"cpu": 1024, "cuda": 16384}
 
 def choose(count: int, available: int, generators: Sequence[torch.Generator]) -> Tensor:
     """For each seed a random choice without replacement, (S, min(count, available))."""
-    draws = [torch.randperm(available, generator=g)[:count] for g in generators]
-    return torch.stack(draws)
+    return torch.stack([_chosen(count, available, g) for g in generators])
+
+
+def _chosen(count: int, available: int, generator: torch.Generator) -> Tensor:
+    """One choice. Few among many are drawn until all differ, which seldom takes a second time."""
+    while count**2 <= available:
+        drawn = torch.randint(available, (count,), generator=generator)
+        if len(set(drawn.tolist())) == count:
+            return drawn
+    return torch.randperm(available, generator=generator)[:count]
 
 
 @final
@@ -67,7 +75,7 @@ class Draws:
         def of_seed(generator: torch.Generator) -> Tensor:
             return torch.stack(
                 [
-                    torch.cat([torch.randperm(n, generator=generator)[:m] for m, n in self._asked])
+                    torch.cat([_chosen(m, n, generator) for m, n in self._asked])
                     for _ in range(steps)
                 ]
             )
@@ -133,6 +141,10 @@ class MemoryGradient:
         if one_head:
             samples = self._through_first_head(samples)
         return self.network.gradient(samples)[:, : self.network.protected_size]
+
+    def of_each(self, several: Sequence[Samples]) -> Tensor:
+        """The mean loss gradients on K sets of samples, (S, K, p)."""
+        return self.network.gradients(several)[..., : self.network.protected_size]
 
     def _through_first_head(self, samples: Samples) -> Samples:
         """The same samples as if all belonged to the task of the first."""

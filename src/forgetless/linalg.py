@@ -16,6 +16,8 @@ from torch.linalg import vector_norm
 _RESIDUAL_ULPS = 100.0
 # Eigenvalues of a float64 Gram matrix below this share of the largest one are rounding.
 _GRAM_ROUNDING = 2e-13
+# What is added to the Gram matrix of vectors of length one so that it can be factored.
+_DEPENDENT = 1e-10
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -52,16 +54,24 @@ def project_out(g: Tensor, basis: Tensor) -> Tensor:
 def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
     """The part of g orthogonal to vectors that need not be orthonormal: g − Rᵀ (R Rᵀ)⁺ R g.
 
+    With R Rᵀ + ε in place of the pseudo-inverse, which leaves ε / (λ + ε) of what it should take
+    out along an eigenvector of λ; done twice, nothing that matters. No step of it waits for a
+    result, so that a GPU can run it by itself.
+
     Arguments:
         g: (*, p).
         vectors: R, (*, K, p), any rank; K is small, the K×K system is solved in float64.
     """
     unit = float64(_normalized(vectors))  # a small vector constrains as much as a large one
     gram = unit @ unit.mT
-    inverse = torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)
-    coefficients = inverse @ (unit @ float64(g).unsqueeze(-1))  # (*, K, 1)
-    inside: Tensor = (coefficients.mT @ unit).squeeze(-2)
-    return g - inside.to(g)
+    gram.diagonal(dim1=-2, dim2=-1).add_(_DEPENDENT)
+    factor, _ = torch.linalg.cholesky_ex(gram)
+    rest = float64(g).unsqueeze(-1)  # (*, p, 1)
+    for _ in range(2):
+        along = torch.linalg.solve_triangular(factor, unit @ rest, upper=False)
+        coefficients = torch.linalg.solve_triangular(factor.mT, along, upper=True)
+        rest = rest - unit.mT @ coefficients
+    return rest.squeeze(-1).to(g)
 
 
 def orthonormalize(vectors: Tensor, against: Tensor | None = None, *, least: float = 0.0) -> Tensor:

@@ -82,11 +82,18 @@ class Network:
         return perceptron_of(module, self.shapes, self.theta)
 
     def values(self, theta: Tensor) -> dict[str, Tensor]:
-        """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed."""
+        """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed.
+
+        Of theta (S · K, p), K sets of weights a seed, also what is fixed is there K times.
+        """
         parts = theta.split([s.numel() for s in self.shapes.values()], dim=1)
         named = zip(self.shapes.items(), parts, strict=True)
         trained = {n: part.unflatten(1, s or (1,)).view(-1, *s) for (n, s), part in named}
-        return {**trained, **self.fixed}
+        times = len(theta) // self.seeds
+        fixed = self.fixed
+        if times > 1:
+            fixed = {n: v.repeat_interleave(times, 0) for n, v in fixed.items()}
+        return {**trained, **fixed}
 
     def logits(self, theta: Tensor, inputs: Tensor, *, remember: bool = False) -> Tensor:
         """All outputs, in the module's present mode: (S, p), (S, n, *) → (S, n, C).
@@ -99,7 +106,7 @@ class Network:
         values = self.values(theta)
         if self.module.training and not remember:
             values |= {n: v.clone() for n, v in self.fixed.items()}
-        if self.seeds == 1:
+        if len(theta) == 1:
             only = {n: v[0] for n, v in values.items()}
             return self._run(only, inputs[0]).unsqueeze(0)
         with BatchedLinear() if self.batches_linear else nullcontext():
@@ -114,10 +121,14 @@ class Network:
 
     def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
         """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
+        return self._gradient(self.theta, samples, remember=remember)
+
+    def _gradient(self, theta: Tensor, samples: Samples, *, remember: bool) -> Tensor:
+        """At weights (S, p), or (S · K, p) for K sets of samples a seed."""
         if self.perceptron is not None and len(samples) <= self.perceptron.most:
             belongings = samples.labels, samples.tasks, self.active
-            return self.perceptron.gradient(self.theta, samples.inputs, *belongings)
-        theta = self.theta.detach().requires_grad_()
+            return self.perceptron.gradient(theta, samples.inputs, *belongings)
+        theta = theta.detach().requires_grad_()
         try:
             logits = self.logits(theta, samples.inputs, remember=remember)
         except ValueError as error:  # batch norm refuses a single sample
@@ -128,6 +139,29 @@ class Network:
         # Seeds do not interact, so the gradient of the sum of their means holds each seed's own.
         share = torch.full_like(losses, 1 / losses.shape[1])
         return torch.autograd.grad(losses, theta, share)[0]
+
+    def gradients(self, several: Sequence[Samples]) -> Tensor:
+        """The gradients of K sets of samples' mean cross-entropy, (S, K, p).
+
+        On a GPU all at once, as if each set had a network of its own, if they are of one size.
+        """
+        alike = len({samples.inputs.shape for samples in several}) == 1
+        if alike and self.theta.is_cuda:
+            return self._gradients_at_once(several)
+        return torch.stack([self.gradient(samples) for samples in several], dim=1)
+
+    def _gradients_at_once(self, several: Sequence[Samples]) -> Tensor:
+        def together(tensors: list[Tensor]) -> Tensor:
+            return torch.stack(tensors, dim=1).flatten(0, 1)
+
+        samples = Samples(
+            together([s.inputs for s in several]),
+            together([s.labels for s in several]),
+            together([s.tasks for s in several]),
+        )
+        theta = self.theta.repeat_interleave(len(several), 0)
+        gradients: Tensor = self._gradient(theta, samples, remember=False)
+        return gradients.view(self.seeds, len(several), -1)
 
     def _losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
         """Cross-entropy of each sample within its task's outputs: (*, C), (*), (*) → (*)."""

@@ -40,24 +40,31 @@ def some_samples(count: int = 1) -> Samples:
     return Samples(zeros.unsqueeze(-1), zeros.long(), zeros.long())
 
 
-def gradients(*of_tasks: torch.Tensor):
+class Gradients:
     """A loss_grad that gives these for the first, second, … memory it is asked about."""
-    given_out = itertools.cycle(of_tasks)
-    return lambda samples, batch_size=None, one_head=False: next(given_out)
+
+    def __init__(self, *of_tasks: torch.Tensor):
+        self.given_out = itertools.cycle(of_tasks)
+
+    def __call__(self, samples, batch_size=None, one_head=False):
+        return next(self.given_out)
+
+    def of_each(self, several):
+        return torch.stack([self(samples) for samples in several], dim=1)
 
 
 @given(seeds)
 def test_agem_never_opposes_the_memory_gradient(seed):
     g, reference, theta = random(seed, 2, 9), random(seed + 1, 2, 9), random(seed, 2, 9)
-    result = AGEM().update(g, Pool(some_samples()), theta, gradients(reference))
+    result = AGEM().update(g, Pool(some_samples()), theta, Gradients(reference))
     assert ((result * reference).sum(1) >= -1e-12).all()
 
 
 @given(seeds)
 def test_gem_with_one_memory_and_no_margin_is_agem(seed):
     g, reference, theta = random(seed, 2, 9), random(seed + 1, 2, 9), random(seed, 2, 9)
-    gem = GEM().update(g, Episodic((some_samples(),)), theta, gradients(reference))
-    agem = AGEM().update(g, Pool(some_samples()), theta, gradients(reference))
+    gem = GEM().update(g, Episodic((some_samples(),)), theta, Gradients(reference))
+    agem = AGEM().update(g, Pool(some_samples()), theta, Gradients(reference))
     torch.testing.assert_close(gem, agem)
 
 
@@ -65,7 +72,7 @@ def test_gem_with_one_memory_and_no_margin_is_agem(seed):
 def test_gem_opposes_no_tasks_gradient(seed, tasks):
     references = [random(seed + k, 2, 9) for k in range(1, tasks + 1)]
     state = Episodic((some_samples(),) * tasks)
-    result = GEM().update(random(seed, 2, 9), state, random(seed, 2, 9), gradients(*references))
+    result = GEM().update(random(seed, 2, 9), state, random(seed, 2, 9), Gradients(*references))
     for reference in references:
         assert ((result * reference).sum(1) >= -1e-9).all()
 
@@ -74,7 +81,7 @@ def test_gem_opposes_no_tasks_gradient(seed, tasks):
 def test_gem_nt_is_orthogonal_to_every_tasks_gradient(seed, tasks):
     references = [random(seed + k, 2, 9) for k in range(1, tasks + 1)]
     state = Episodic((some_samples(),) * tasks)
-    result = GEMNT().update(random(seed, 2, 9), state, random(seed, 2, 9), gradients(*references))
+    result = GEMNT().update(random(seed, 2, 9), state, random(seed, 2, 9), Gradients(*references))
     for reference in references:
         assert (result * reference).sum(1).abs().max() < 1e-9
 
@@ -84,7 +91,7 @@ def test_ewc_follows_the_finite_difference_of_its_penalty(seed, strength):
     method = EWC(strength)
     state = Elastic(random(seed, 2, 6).square(), random(seed + 1, 2, 6))
     theta, g = random(seed + 2, 2, 6), random(seed + 3, 2, 6)
-    added = method.update(g, state, theta, gradients()) - g
+    added = method.update(g, state, theta, Gradients()) - g
     step = 1e-4
     for i in range(theta.shape[1]):
         shift = torch.zeros_like(theta)
@@ -108,7 +115,7 @@ def test_joint_weighs_every_task_the_same(seed, tasks):
 
     for _ in range(tasks):
         state = method.consolidate(state, theta, Task())
-    result = method.update(g, state, theta, gradients(earlier))
+    result = method.update(g, state, theta, Gradients(earlier))
     torch.testing.assert_close(result, (g + tasks * earlier) / (tasks + 1))
 
 

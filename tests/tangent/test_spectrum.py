@@ -115,3 +115,22 @@ def test_filtering_finds_them_or_says_that_it_cannot(name):
         torch.testing.assert_close(values, expected, rtol=1e-11, atol=0)
         torch.testing.assert_close(gram @ vectors, vectors * values, rtol=0, atol=1e-6)
         torch.testing.assert_close(vectors.T @ vectors, torch.eye(30).double(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("smallest", [1e-3, 1e-12])
+def test_columns_become_orthonormal_by_products_alone(smallest, monkeypatch):
+    left, right = (torch.linalg.qr(random(n, 20))[0] for n in (N, 20))
+    block = (left * torch.logspace(0, torch.tensor(smallest).log10(), 20).double()) @ right.T
+    monkeypatch.setattr(torch.linalg, "qr", None)
+    basis = spectrum._orthonormal_columns(block)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(20).double(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-13)
+
+
+def test_columns_that_depend_on_others_become_orthonormal_too():
+    block = random(N, 20)
+    block[:, 5] = block[:, 3]
+    block[:, 7] = 0
+    basis = spectrum._orthonormal_columns(block)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(20).double(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-12)

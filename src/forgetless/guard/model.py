@@ -247,6 +247,10 @@ class MemoryGradient:
         gradient = self.model.loss_gradient(samples, self.theta)
         return gradient if self.movable is None else gradient * self.movable
 
+    def of_each(self, several: Sequence[Remembered]) -> Tensor:
+        """The gradients on K sets of samples, (1, K, p)."""
+        return torch.stack([self(samples) for samples in several], dim=1)
+
 
 def _full(tensor: Tensor) -> Tensor:
     """Half precision as float32."""

@@ -98,6 +98,9 @@ class LossGrad(Protocol):
             one_head: send all of them through the head of the first.
         """
 
+    def of_each(self, several: Sequence[Any]) -> Tensor:
+        """The gradients on K sets of samples, (S, K, p)."""
+
 
 class FinishedTask(Protocol):
     """What a method may ask of the task that was just learned, at the weights it ended with."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
@@ -25,7 +24,7 @@ class Episodic:
 
     def mean_gradients(self, loss_grad: LossGrad) -> Tensor:
         """g_k = mean loss gradient on the samples of task k, for every task: (S, K, p)."""
-        return torch.stack([loss_grad(samples) for samples in self.tasks], dim=1)
+        return loss_grad.of_each(self.tasks)
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """The samples of each task, numbered."""

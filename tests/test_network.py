@@ -1,0 +1,60 @@
+"""Several sets of samples at once through S networks, and the choice of samples."""
+
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import nn
+
+from forgetless.driver import choose
+from forgetless.methods import Samples
+from forgetless.network import Network
+
+SEEDS, SETS, SIZE = 2, 3, 7
+
+
+def network(training: bool) -> Network:
+    torch.manual_seed(0)
+    modules = [
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+        for _ in range(SEEDS)
+    ]
+    active = torch.tensor([[True, True, False, False], [False, False, True, True]])
+    made = Network(
+        modules,
+        active,
+        is_free=lambda name: name == "3.bias",
+        is_frozen=lambda name: False,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+    )
+    made.module.train(training)
+    return made
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_several_sets_at_once_are_those_of_one_after_the_other(training):
+    networks = network(training)
+    before = {name: value.clone() for name, value in networks.fixed.items()}
+    sets = []
+    for k in range(SETS):
+        tasks = torch.full((SEEDS, SIZE), k % 2)
+        labels = 2 * tasks + torch.randint(0, 2, (SEEDS, SIZE))
+        sets.append(Samples(torch.randn(SEEDS, SIZE, 6, dtype=torch.float64), labels, tasks))
+    found = networks._gradients_at_once(sets)
+    expected = torch.stack([networks.gradient(samples) for samples in sets], dim=1)
+    assert found.shape == (SEEDS, SETS, networks.theta.shape[1])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert float((found[:, 0] - found[:, 2]).norm()) > 0.01
+    assert all(torch.equal(value, before[name]) for name, value in networks.fixed.items())
+
+
+@pytest.mark.parametrize(("count", "available"), [(2, 4), (2, 3)])  # drawn one by one, shuffled
+def test_every_choice_is_as_likely_as_any_other(count, available):
+    generator = torch.Generator().manual_seed(5)
+    draws = [tuple(choose(count, available, [generator])[0].tolist()) for _ in range(6000)]
+    assert all(len(set(draw)) == count for draw in draws)
+    counts = Counter(draws)
+    assert len(counts) == available * (available - 1)
+    assert chisquare(list(counts.values())).pvalue > 0.01
