@@ -105,7 +105,7 @@ class Network:
             return self.perceptron.logits(theta, inputs)
         values = self.values(theta)
         if self.module.training and not remember:
-            values |= {n: v.clone() for n, v in self.fixed.items()}
+            values |= {n: values[n].clone() for n in self.fixed}
         if len(theta) == 1:
             only = {n: v[0] for n, v in values.items()}
             return self._run(only, inputs[0]).unsqueeze(0)
