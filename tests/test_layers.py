@@ -33,7 +33,7 @@ ALLOWED = {
     "perceptron": set(),
     "network": {"batched", "errors", "methods", "perceptron", "tangent"},
     "frozen": {"data", "network", "perceptron"},
-    "driver": {"data", "methods", "network", "tangent"},
+    "driver": {"data", "methods", "network", "streams", "tangent"},
     "graphs": {"driver", "methods"},
     "learner": {
         "data", "driver", "errors", "frozen", "graphs", "methods", "network", "streams",

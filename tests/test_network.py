@@ -7,9 +7,9 @@ import torch
 from scipy.stats import chisquare
 from torch import nn
 
-from forgetless.driver import choose
 from forgetless.methods import Samples
 from forgetless.network import Network
+from forgetless.streams import batch
 
 SEEDS, SETS, SIZE = 2, 3, 7
 
@@ -53,7 +53,7 @@ def test_gradients_of_several_sets_at_once_are_those_of_one_after_the_other(trai
 @pytest.mark.parametrize(("count", "available"), [(2, 4), (2, 3)])  # drawn one by one, shuffled
 def test_every_choice_is_as_likely_as_any_other(count, available):
     generator = torch.Generator().manual_seed(5)
-    draws = [tuple(choose(count, available, [generator])[0].tolist()) for _ in range(6000)]
+    draws = [tuple(batch(count, available, generator).tolist()) for _ in range(6000)]
     assert all(len(set(draw)) == count for draw in draws)
     counts = Counter(draws)
     assert len(counts) == available * (available - 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from forgetless.data import Split
 from forgetless.methods import Samples
 from forgetless.network import Network
+from forgetless.streams import batch
 from forgetless.tangent import TangentFeatures
 
 # Samples whose per-sample gradients are looked at together when only their sum is wanted: what
@@ -20,16 +21,8 @@ _FISHER_CHUNK = {"cpu": 1024, "cuda": 16384}
 
 def choose(count: int, available: int, generators: Sequence[torch.Generator]) -> Tensor:
     """For each seed a random choice without replacement, (S, min(count, available))."""
-    return torch.stack([_chosen(count, available, g) for g in generators])
-
-
-def _chosen(count: int, available: int, generator: torch.Generator) -> Tensor:
-    """One choice. Few among many are drawn until all differ, which seldom takes a second time."""
-    while count**2 <= available:
-        drawn = torch.randint(available, (count,), generator=generator)
-        if len(set(drawn.tolist())) == count:
-            return drawn
-    return torch.randperm(available, generator=generator)[:count]
+    draws = [torch.randperm(available, generator=g)[:count] for g in generators]
+    return torch.stack(draws)
 
 
 @final
@@ -55,7 +48,7 @@ class Draws:
         if self._handed_out is not None:
             return next(self._handed_out)
         self._asked.append((count, available))
-        return choose(count, available, self.generators).to(self.device)
+        return torch.stack([batch(count, available, g) for g in self.generators]).to(self.device)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -74,10 +67,7 @@ class Draws:
 
         def of_seed(generator: torch.Generator) -> Tensor:
             return torch.stack(
-                [
-                    torch.cat([_chosen(m, n, generator) for m, n in self._asked])
-                    for _ in range(steps)
-                ]
+                [torch.cat([batch(m, n, generator) for m, n in self._asked]) for _ in range(steps)]
             )
 
         with ThreadPoolExecutor(len(self.generators)) as pool:

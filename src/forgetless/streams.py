@@ -13,6 +13,19 @@ def stream(seed: int, purpose: str, index: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(_state(seed, purpose, index))
 
 
+def batch(count: int, available: int, generator: torch.Generator) -> torch.Tensor:
+    """A random choice without replacement, (min(count, available),), every one equally likely.
+
+    Few among many are drawn until all differ, which seldom takes a second time, where shuffling
+    all of them would take longer than a training step.
+    """
+    while count**2 <= available:
+        drawn = torch.randint(available, (count,), generator=generator)
+        if len(set(drawn.tolist())) == count:
+            return drawn
+    return torch.randperm(available, generator=generator)[:count]
+
+
 @contextmanager
 def global_stream(seed: int, purpose: str) -> Iterator[None]:
     """Seeds torch's global generators inside the block and restores them after it.

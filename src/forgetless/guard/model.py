@@ -19,6 +19,7 @@ from forgetless.guard.losses import check_loss, mean_loss, sample_losses
 from forgetless.guard.outputs import Named, Output, chosen_output
 from forgetless.guard.parameters import Parameters
 from forgetless.guard.sharding import plain_copy
+from forgetless.streams import batch
 from forgetless.tangent import Batch, TangentFeatures, features_of, shared_features
 
 # Samples whose per-sample gradients are looked at together when only their sum is wanted.
@@ -242,8 +243,7 @@ class MemoryGradient:
                 "for `fit` alone"
             )
         if batch_size is not None and batch_size < len(samples):
-            index = torch.randperm(len(samples), generator=self.generator)[:batch_size]
-            samples = samples.select(index)
+            samples = samples.select(batch(batch_size, len(samples), self.generator))
         gradient = self.model.loss_gradient(samples, self.theta)
         return gradient if self.movable is None else gradient * self.movable
 
