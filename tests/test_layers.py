@@ -73,17 +73,21 @@ ALLOWED = {
     "page": {"atomic", "analysis", "comparison", "config", "errors", "metrics", "trace"},
     "plots": {"atomic", "analysis", "comparison", "errors", "metrics", "trace"},
     "loggers": {"errors", "metrics", "training"},
+    "engines": {
+        "assembly", "checkpoint", "comparison", "config", "data", "errors", "fit", "models", "runs",
+        "signals", "sizes", "trace", "training",
+    },
     "report": {"linalg", "metrics", "tangent", "trace"},
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "paper": {
-        "assembly", "atomic", "config", "data", "driver", "errors", "fit", "linalg", "methods",
-        "metrics", "models", "provenance", "runs", "streams", "subspace", "tangent", "theory",
-        "trace", "training",
+        "assembly", "atomic", "config", "data", "driver", "engines", "errors", "fit", "linalg",
+        "methods", "metrics", "models", "provenance", "runs", "streams", "subspace", "tangent",
+        "theory", "trace", "training",
     },
     "cli": {
-        "analysis", "atomic", "checkpoint", "comparison", "config", "data", "errors", "fit",
+        "analysis", "atomic", "checkpoint", "comparison", "config", "data", "engines", "errors",
         "loggers", "methods", "models", "page", "paper", "plots", "rebuild", "report", "runs",
-        "signals", "theory", "trace", "training", "version",
+        "fit", "signals", "theory", "trace", "training", "version",
     },
 }  # fmt: skip
 

@@ -163,7 +163,7 @@ def _comparison(scenario: str, traces: Sequence[Trace]) -> Comparison:
             merged.append([trace])
     labels = _labels([parts[0] for parts in merged])
     entries = (
-        Entry(label, _merged(parts), tuple(parts))
+        Entry(label, as_one(parts), tuple(parts))
         for label, parts in zip(labels, merged, strict=True)
     )
     # A run that was stopped has no names yet for the tasks that it did not come to.
@@ -183,7 +183,8 @@ def _settings(trace: Trace) -> dict[str, Any]:
     return {key: value for key, value in trace.config.items() if key not in _INCIDENTAL}
 
 
-def _merged(parts: Sequence[Trace]) -> Trace:
+def as_one(parts: Sequence[Trace]) -> Trace:
+    """Traces of the same run with other seeds as one, in memory."""
     if len(parts) == 1:
         return parts[0]
     names = sorted({name for part in parts for name in part.timings})

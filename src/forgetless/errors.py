@@ -21,6 +21,10 @@ class RankError(ForgetlessError, RuntimeError):
     """A process that trains the same model has ended or does not answer."""
 
 
+class WorkerError(ForgetlessError, RuntimeError):
+    """A process that was to train a run has died, and so have those that tried after it."""
+
+
 class UnwritableError(TraceError, OSError):
     """A file of a run that the operating system does not let us write."""
 

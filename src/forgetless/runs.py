@@ -19,6 +19,7 @@ from forgetless.trace import Trace, is_trace, load_trace
 from forgetless.training import Observer
 
 COMPARISON = "comparison.json"
+JOBS = "jobs"  # in a run's folder, those of its seeds while they are trained apart
 Standing = Literal["nothing", "unfinished", "complete", "other"]
 
 
@@ -31,6 +32,7 @@ def scenario(name: str, *, data: str | Path | None = None, **options: Any) -> Sc
 def run(
     config: Config,
     *,
+    seeds: tuple[int, ...] | None = None,
     data: Path | None = None,
     out: Path | None = None,
     overwrite: bool = False,
@@ -38,13 +40,17 @@ def run(
     checkpoint_every: float = 5.0,
     observer: Observer | None = None,
 ) -> Trace:
-    """Train as the configuration says, or go on where the run in `out` was stopped."""
+    """Train as the configuration says, or go on where the run in `out` was stopped.
+
+    Arguments:
+        seeds: those of the configuration's seeds that are trained; all by default.
+    """
     tasks = build_scenario(config.scenario, config, data)
     return fit(
         tasks,
         build_method(config.method, config),
         partial(build_model, config, tasks.input_shape, tasks.n_outputs),
-        seeds=config.seed_list(),
+        seeds=config.seed_list() if seeds is None else seeds,
         training=config,
         device=config.device,
         out=out,
@@ -56,8 +62,13 @@ def run(
     )
 
 
-def standing(folder: Path, config: Config) -> Standing:
-    """What a folder holds of the run with these settings."""
+def standing(folder: Path, config: Config, keep: Keep | None = None) -> Standing:
+    """What a folder holds of the run with these settings.
+
+    Arguments:
+        keep: what the trace is to keep; a run that goes on must have begun so. None if anything
+            will do.
+    """
     if is_trace(folder):
         trace = load_trace(folder)
         if trace.status == "complete":
@@ -67,8 +78,25 @@ def standing(folder: Path, config: Config) -> Standing:
         manifest = store.manifest()
         if manifest is None:
             return "unfinished"  # what cannot be read is left to `fit`, which says why
-        return "unfinished" if _same(manifest["settings"]["config"], config) else "other"
-    return "other" if is_trace(folder) else "nothing"
+        begun = manifest["settings"]
+        fits = _same(begun["config"], config) and keep in (None, begun["keep"])
+        return "unfinished" if fits else "other"
+    if is_trace(folder):
+        return "other"
+    return _parts_standing(folder, config, keep)
+
+
+def _parts_standing(folder: Path, config: Config, keep: Keep | None) -> Standing:
+    """What there is of a run whose seeds were being trained apart."""
+    found: set[Standing] = set()
+    for part in folder.glob(f"{JOBS}/*"):
+        one = standing(part, config, keep)
+        # A part that was killed before its first checkpoint begins again.
+        ours = one == "other" and not Store(part / CHECKPOINTS).exists()
+        found.add("unfinished" if ours and _same(load_trace(part).config, config) else one)
+    if "other" in found:
+        return "other"
+    return "unfinished" if found - {"nothing"} else "nothing"
 
 
 def _same(kept: dict[str, Any], config: Config) -> bool:
@@ -111,7 +139,8 @@ def _refuse_occupied(
 ) -> None:
     if folder.exists() and not folder.is_dir():
         raise TraceError(f"--out {folder} cannot be a folder: it is a file")
-    if not folder.exists() or not any(f.name != LOCK for f in folder.iterdir()):
+    # A run that was killed early leaves folders with nothing but locks in them.
+    if not any(f.is_file() and f.name != LOCK for f in folder.rglob("*")):
         return
     if overwrite and (is_trace(folder) or (folder / COMPARISON).is_file()):
         return

@@ -56,10 +56,10 @@ def test_what_changes_the_result_changes_the_key(benchmark, method, change):
 def test_a_run_is_there_only_when_it_is_complete_and_has_what_is_needed(tiny, workshop):
     run = Run(tiny.config("rotated", "sgd"))
     assert not workshop.is_trained(run)
-    workshop.train(run)
+    workshop.train([run])
     assert workshop.is_trained(run)
     assert not workshop.is_trained(replace(run, weights=True))
-    workshop.train(replace(run, weights=True))
+    workshop.train([replace(run, weights=True)])
     assert workshop.is_trained(replace(run, weights=True))
     record = workshop.runs / run.key / "trace.json"
     record.write_text(record.read_text().replace('"complete"', '"interrupted"'))
@@ -68,7 +68,7 @@ def test_a_run_is_there_only_when_it_is_complete_and_has_what_is_needed(tiny, wo
 
 def test_a_run_that_diverges_says_so_and_is_not_tried_again(tiny, workshop):
     run = Run(tiny.config("rotated", "ewc", ewc_strength=1e30, tasks=3, epochs=3))
-    workshop.train(run)
+    workshop.train([run])
     assert workshop.trace(run).status == "failed"
     assert workshop.is_trained(run)
     assert accuracies(workshop.trace(run)) == {"diverged": True}
@@ -76,7 +76,7 @@ def test_a_run_that_diverges_says_so_and_is_not_tried_again(tiny, workshop):
 
 def test_a_run_that_failed_for_another_reason_is_trained_again(tiny, workshop):
     run = Run(tiny.config("rotated", "sgd"))
-    workshop.train(run)
+    workshop.train([run])
     record = workshop.runs / run.key / "trace.json"
     record.write_text(record.read_text().replace('"complete"', '"failed"'))
     assert not workshop.is_trained(run)
@@ -85,7 +85,7 @@ def test_a_run_that_failed_for_another_reason_is_trained_again(tiny, workshop):
 @pytest.mark.parametrize("method", ["ogd", "pca-ogd"])
 def test_a_replay_remembers_what_the_run_remembered(tiny, workshop, method):
     run = Run(tiny.config("rotated", method), weights=True)
-    workshop.train(run)
+    workshop.train([run])
     scenario = workshop.scenario(run.config)
     trace = fit(
         scenario,
@@ -108,7 +108,7 @@ def test_a_replay_remembers_what_the_run_remembered(tiny, workshop, method):
 
 def test_before_training_a_replay_has_the_weights_that_training_starts_from(tiny, workshop):
     run = Run(tiny.config("rotated", "sgd", lr=1e-30), weights=True)
-    workshop.train(run)
+    workshop.train([run])
     replay = workshop.replay(run)
     initial = replay.learner.network.theta.clone()
     replay.at(0)

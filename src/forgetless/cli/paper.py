@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from forgetless.cli.board import Board, say
+from forgetless.cli.engine import EngineName, Jobs, engine_for
 from forgetless.config import resolve
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 
@@ -77,19 +79,25 @@ def build_command(
             help="Train what is missing, or leave out the cells of tables whose runs are missing.",
         ),
     ] = True,
+    engine: EngineName = "local",
+    jobs: Jobs = 1,
 ) -> None:
     """Train what is missing, measure, and rebuild the page.
 
-    Run again after an interruption, it goes on where it was: finished runs are used again.
+    Run again after an interruption, it goes on where it was: finished runs are used again, and
+    unfinished ones go on from their checkpoints.
     """
     size = scale_named(scale)
     if seeds is not None:
         resolve("rotated-digits", "sgd", seeds=seeds).seed_list()
         size = replace(size, seeds=seeds)
     where, file = _places(scale, results, page)
-    plan = Plan(size, runs or Path("runs/paper"), where, data, device, train)
-    with _Bar() as bar:
+    place = engine_for(engine, jobs)
+    plan = Plan(size, runs or Path("runs/paper"), where, data, device, train, place)
+    started = time.perf_counter()
+    with _Bar(together=place.workers > 1) as bar:
         build(chosen(names), plan, bar)
+    say(f"Built in {time.perf_counter() - started:.0f} s, {place.workers} jobs at a time")
     _write(where, file)
 
 
@@ -111,14 +119,18 @@ def _places(scale: str, results: Path | None, page: Path | None) -> tuple[Path, 
 
 def _write(results: Path, page: Path) -> None:
     write_page(results, page, page.parent / "images" / "paper")
-    Console().print(f"The page is {page}", soft_wrap=True, markup=False, highlight=False)
+    say(f"The page is {page}")
 
 
 @final
 class _Bar:
-    """Where a build is and how long it will take; on a terminal a bar, else a line a run."""
+    """Where a build is and how long it will take; on a terminal a bar, else a line a run.
 
-    def __init__(self) -> None:
+    Arguments:
+        together: whether several jobs go on at a time, which then have a board.
+    """
+
+    def __init__(self, *, together: bool) -> None:
         self._console = Console(stderr=True)
         self._bars = Progress(
             BarColumn(bar_width=12),
@@ -130,17 +142,23 @@ class _Bar:
         )
         self._bar = self._bars.add_task("", total=1.0)
         self._started = time.perf_counter()
-        self._what = ""
+        self._board = Board(self._console) if together else None
 
     def __enter__(self) -> "_Bar":
-        self._bars.start()
+        (self._board or self._bars).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bars.stop()
+        (self._board or self._bars).stop()
 
     def __call__(self, stage: Stage) -> None:
         """Show a stage."""
+        if self._board is not None and stage.event is not None:
+            self._board(stage.event)
+            return
+        if self._board is not None:
+            self._board.say(stage.what)
+            return
         if stage.done == 0:
             self._started = time.perf_counter()
             self._bars.reset(self._bar)

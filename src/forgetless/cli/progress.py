@@ -59,10 +59,15 @@ def watched(title: str, log: str, folder: Path, config: Mapping[str, Any]) -> It
         config: its settings.
     """
     with ExitStack() as stack:
-        loggers = [
-            stack.enter_context(LOGGERS[n](folder, title, config)) for n in logger_names(log)
-        ]
+        loggers = opened_loggers(stack, title, log, folder, config)
         yield several(stack.enter_context(Dashboard(title)), *loggers)
+
+
+def opened_loggers(
+    stack: ExitStack, title: str, log: str, folder: Path, config: Mapping[str, Any]
+) -> list[Logger]:
+    """The loggers of a run, to be closed with the stack."""
+    return [stack.enter_context(LOGGERS[n](folder, title, config)) for n in logger_names(log)]
 
 
 @final

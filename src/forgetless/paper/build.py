@@ -1,13 +1,13 @@
 """From artefacts to results: train what is missing, measure, write down."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from forgetless.data.sources import file_hashes
+from forgetless.engines import Engine, Event, InProcess
 from forgetless.errors import TraceError
 from forgetless.paper.artefact import Artefact
 from forgetless.paper.registry import ARTEFACTS
@@ -15,7 +15,6 @@ from forgetless.paper.scale import Scale
 from forgetless.paper.store import FORMAT, load_results, save_result
 from forgetless.paper.work import Run, Workshop
 from forgetless.provenance import versions
-from forgetless.training import Progress
 
 
 @final
@@ -27,12 +26,14 @@ class Stage:
         what: what is being done, for people.
         done: training steps of this build that are done, and their number.
         fresh: whether something new has begun.
+        event: what happened to a job, if that is what it is about.
     """
 
     what: str
     done: float
     total: float
     fresh: bool
+    event: Event | None = None
 
 
 Watcher = Callable[[Stage], None]
@@ -51,6 +52,7 @@ class Plan:
         device: as the command line takes it.
         train: whether missing runs are trained. If not, artefacts that can be measured without
             them are, and others are refused.
+        engine: where they are trained.
     """
 
     scale: Scale
@@ -59,58 +61,101 @@ class Plan:
     data: Path | None = None
     device: str = "auto"
     train: bool = True
+    engine: Engine = field(default_factory=InProcess)
 
 
 def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
-    """Build the artefacts one after another; what an earlier build has trained is not again."""
+    """Build the artefacts; what an earlier build has trained is not again.
+
+    One after another, or with an engine of several workers in rounds: all runs at once of those
+    artefacts that need no other that is still to be built.
+    """
+    begun = time.perf_counter()
     results = load_results(plan.results, list(ARTEFACTS))
     workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results)
+    waiting = list(artefacts)
+    while waiting:
+        wanted = {artefact.name for artefact in waiting}
+        ready = [artefact for artefact in waiting if wanted.isdisjoint(artefact.needs)]
+        ready = ready if plan.engine.workers > 1 else waiting[:1]
+        steps = _train(ready, workshop, plan.engine, watch) if plan.train else 0.0
+        for artefact in ready:
+            if not plan.train:
+                _check(artefact, workshop)
+            watch(Stage(f"{artefact.name}: measuring", steps, steps, fresh=True))
+            started = time.perf_counter()
+            workshop.used.clear()
+            data = artefact.measure(workshop)
+            now = time.perf_counter()
+            spent = {"seconds measuring": now - started, "seconds wall": now - begun}
+            record = {
+                "format": FORMAT,
+                "artefact": artefact.name,
+                "scale": plan.scale.name,
+                "seeds": plan.scale.seeds,
+                "provenance": _provenance(workshop, spent | {"jobs": plan.engine.workers}),
+                "data": data,
+            }
+            save_result(plan.results, artefact.name, record)
+            results |= load_results(plan.results, [artefact.name])
+        waiting = [artefact for artefact in waiting if artefact not in ready]
+
+
+def _train(
+    artefacts: Sequence[Artefact], workshop: Workshop, engine: Engine, watch: Watcher
+) -> float:
+    """Train what artefacts need and is not there; returns the steps that took."""
+    wanted: dict[str, Run] = {}
     for artefact in artefacts:
-        steps = _train(artefact, workshop, watch) if plan.train else _check(artefact, workshop)
-        watch(Stage(f"{artefact.name}: measuring", steps, steps, fresh=True))
-        started = time.perf_counter()
-        workshop.used.clear()
-        data = artefact.measure(workshop)
-        record = {
-            "format": FORMAT,
-            "artefact": artefact.name,
-            "scale": plan.scale.name,
-            "seeds": plan.scale.seeds,
-            "provenance": _provenance(workshop, time.perf_counter() - started),
-            "data": data,
-        }
-        save_result(plan.results, artefact.name, record)
-        results |= load_results(plan.results, [artefact.name])
-
-
-def _train(artefact: Artefact, workshop: Workshop, watch: Watcher) -> float:
-    """Train what an artefact needs and is not there; returns the steps that took."""
-    wanted = {run.key: run for run in _with_weights(artefact, workshop)}
-    missing = [run for run in wanted.values() if not workshop.is_trained(run)]
-    total, done = float(sum(run.steps for run in missing)), 0.0
-    for number, run in enumerate(missing, 1):
-        what = f"{artefact.name}: {run.config.scenario} {run.config.method}"
-        what += f" ({number} of {len(missing)} runs)"
-        watch(Stage(what, done, total, fresh=True))
-        workshop.train(run, partial(_observe, watch, Stage(what, done, total, fresh=False), run))
-        done += run.steps
+        wanted |= {run.key: run for run in _with_weights(artefact, workshop)}
+    missing = {k: run for k, run in wanted.items() if not workshop.is_trained(run)}
+    total = float(sum(run.steps for run in missing.values()))
+    names = ", ".join(artefact.name for artefact in artefacts)
+    follow = _Follow(watch, names, {key: run.steps for key, run in missing.items()})
+    workshop.train(list(missing.values()), engine, follow)
     return total
 
 
-def _check(artefact: Artefact, workshop: Workshop) -> float:
-    """Refuse an artefact that needs runs which are not there; no steps are needed for the rest."""
+@final
+class _Follow:
+    """Tells a watcher of what happens to jobs.
+
+    Arguments:
+        watch: the watcher.
+        names: of what they are for.
+        steps: by the key of each run.
+    """
+
+    def __init__(self, watch: Watcher, names: str, steps: Mapping[str, int]) -> None:
+        self._watch = watch
+        self._names = names
+        self._steps = steps
+        self._numbers: dict[str, int] = {}  # the runs that have begun, from 1
+        self._before = 0.0
+
+    def __call__(self, event: Event) -> None:
+        key = event.job.order.folder.name
+        if event.kind == "begun":
+            self._numbers.setdefault(key, len(self._numbers) + 1)
+        what = f"{self._names}: {event.job.order.name}"
+        what += f" ({self._numbers.get(key, 0)} of {len(self._steps)} runs)"
+        done = self._before
+        if event.progress is not None:
+            done += event.progress.done * event.job.size
+        elif event.kind in ("finished", "failed"):
+            self._before += event.job.size
+        total = float(sum(self._steps.values()))
+        self._watch(Stage(what, done, total, fresh=event.kind == "begun", event=event))
+
+
+def _check(artefact: Artefact, workshop: Workshop) -> None:
+    """Refuse an artefact that needs runs which are not there."""
     missing = [run for run in _with_weights(artefact, workshop) if not workshop.is_trained(run)]
     if missing and not artefact.may_lack:
         raise TraceError(
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
             f"{missing[0].key}"
         )
-    return 0.0
-
-
-def _observe(watch: Watcher, before: Stage, run: Run, progress: Progress) -> None:
-    """Tell the watcher how far a run is that began at a stage."""
-    watch(replace(before, done=before.done + progress.done * run.steps))
 
 
 def _with_weights(artefact: Artefact, workshop: Workshop) -> list[Run]:
@@ -129,13 +174,17 @@ def _with_weights(artefact: Artefact, workshop: Workshop) -> list[Run]:
     return [replace(run, weights=run.key in looked_at) for run in own]
 
 
-def _provenance(workshop: Workshop, seconds: float) -> dict[str, Any]:
-    """Where the numbers come from: code, data, device, and every run with its settings."""
+def _provenance(workshop: Workshop, spent: Mapping[str, float]) -> dict[str, Any]:
+    """Where the numbers come from: code, data, device, and every run with its settings.
+
+    Arguments:
+        spent: seconds of measuring and since the build began, and how many jobs at a time.
+    """
     scenarios = {trace.scenario for trace in workshop.used.values()}
     sources = sorted({name.split("-", 1)[1] for name in scenarios})
     return versions(workshop.device) | {
         "data": {name: file_hashes(name, workshop.data) for name in sources},
-        "seconds measuring": seconds,
+        **spent,
         "seconds training": sum(t.timings["total"] for t in workshop.used.values()),
         "runs": {
             key: {

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,8 +11,9 @@ from typing import Any, final
 
 from forgetless.config import Config
 from forgetless.data import Scenario, ScenarioOptions, build_scenario
-from forgetless.errors import TraceError, TrainingError
-from forgetless.fit import resolve_device
+from forgetless.engines import Engine, InProcess, Order, Watch, train
+from forgetless.errors import ForgetlessError, TraceError, TrainingError
+from forgetless.fit import Keep, resolve_device
 from forgetless.methods import build_method
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.models import ModelOptions
@@ -18,9 +21,9 @@ from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.replay import Replay
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.runs import run as train
+from forgetless.runs import standing
 from forgetless.trace import Trace, is_trace, load_trace
-from forgetless.training import Observer, Training
+from forgetless.training import Training
 
 # How a run is carried out, which does not change what comes out.
 _INCIDENTAL = {"seeds_together", "evaluate"}
@@ -114,24 +117,46 @@ class Workshop:
             not run.weights or all(file.is_file() for file in kept)
         )
 
-    def train(self, run: Run, observer: Observer | None = None) -> None:
-        """Train a run into its folder. One that diverges leaves a trace that says so."""
+    def train(
+        self, runs: Sequence[Run], engine: Engine | None = None, watch: Watch | None = None
+    ) -> None:
+        """Train runs into their folders, going on with those that were begun.
+
+        One that diverges leaves a trace that says so. What breaks one in another way is raised,
+        where several go on at a time after the others.
+        """
+        engine = engine or InProcess()
+        failures: list[ForgetlessError] = []
+        orders = {run.key: self.order(run) for run in runs}
+        with closing(
+            train(list(orders.values()), engine, watch or (lambda event: None))
+        ) as trained:
+            for order, error in trained:
+                if isinstance(error, TrainingError) and is_trace(order.folder):
+                    trace = load_trace(order.folder)
+                    trace.config[DIVERGED] = True
+                    trace.save_record()
+                elif error is not None and engine.workers == 1:
+                    raise error
+                elif error is not None:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def order(self, run: Run) -> Order:
+        """What an engine is asked for; a run that was begun as it is now wanted goes on."""
         config = replace(run.config, device=str(self.device))
-        try:
-            train(
-                config,
-                data=self.data,
-                out=self.runs / run.key,
-                overwrite=True,
-                keep="weights" if run.weights else "nothing",
-                observer=observer,
-            )
-        except TrainingError:
-            if not is_trace(self.runs / run.key):
-                raise
-            trace = load_trace(self.runs / run.key)
-            trace.config[DIVERGED] = True
-            trace.save_record()
+        folder = self.runs / run.key
+        keep: Keep = "weights" if run.weights else "nothing"
+        return Order(
+            f"{config.scenario} {config.method}",
+            config,
+            folder,
+            self.data,
+            keep,
+            fresh=standing(folder, config, keep) != "unfinished",
+            size=float(run.steps),
+        )
 
     def trace(self, run: Run) -> Trace:
         """The trace of a run that has been trained."""

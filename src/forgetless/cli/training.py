@@ -1,0 +1,184 @@
+"""The commands `forgetless run` and `forgetless compare`."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from forgetless.atomic import write_atomically
+from forgetless.cli.arguments import (
+    Analyse,
+    CheckpointEvery,
+    DataFolder,
+    Json,
+    Kept,
+    Log,
+    Out,
+    Overwrite,
+    Resume,
+    Scenario,
+)
+from forgetless.cli.board import say
+from forgetless.cli.engine import EngineName, Jobs, engine_for
+from forgetless.cli.options import with_config_options
+from forgetless.cli.progress import logger_names
+from forgetless.cli.report import PAGE, make_report, say_page
+from forgetless.cli.views import view_of
+from forgetless.config import Config, resolve
+from forgetless.engines import Engine, InProcess, Order, train
+from forgetless.errors import ForgetlessError, require
+from forgetless.methods import build_method
+from forgetless.plots import accuracy_matrices, save
+from forgetless.report import comparison_table, task_table
+from forgetless.runs import COMPARISON, output_folder, standing
+from forgetless.trace import Trace, load_trace
+
+
+@with_config_options
+def run_command(
+    scenario: Scenario,
+    method: Annotated[str, typer.Option("--method", help="What is done against forgetting.")],
+    data: DataFolder = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    checkpoint_every: CheckpointEvery = 5.0,
+    keep: Kept = "all",
+    log: Log = "",
+    as_json: Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Learn the tasks of SCENARIO with one method and show what was forgotten."""
+    config = resolve(scenario, method, **settings)
+    _check(config, keep, checkpoint_every, log)
+    parts = {".": config}
+    name = f"{scenario}-{method}"
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
+        order = _order(config, folder, data, keep, checkpoint_every, overwrite)
+        (trace,) = _traces([order], InProcess(), log)
+        picture = _save_picture([trace], folder)
+        make_report([trace], folder / PAGE)
+    if as_json:
+        typer.echo(json.dumps(trace.summary(), allow_nan=False))
+        return
+    console = Console()
+    console.print(task_table(trace))
+    console.print(comparison_table([trace]))
+    _say_where(folder, picture)
+    say_page(folder / PAGE)
+
+
+@with_config_options
+def compare_command(
+    scenario: Scenario,
+    methods: Annotated[
+        str, typer.Option("--methods", help="Several methods, comma-separated.")
+    ] = "sgd,ewc,a-gem,ogd,pca-ogd",
+    data: DataFolder = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    checkpoint_every: CheckpointEvery = 5.0,
+    keep: Kept = "all",
+    analyse: Analyse = None,
+    engine: EngineName = "local",
+    jobs: Jobs = 1,
+    log: Log = "",
+    as_json: Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Learn the tasks of SCENARIO with several methods and put the results side by side."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    distinct = bool(names) and len(set(names)) == len(names)
+    require(distinct, "--methods", methods, "one or more different methods, comma-separated")
+    configs = [resolve(scenario, name, **settings) for name in names]
+    for config in configs:
+        _check(config, keep, checkpoint_every, log)
+    chosen = engine_for(engine, jobs)
+    started = time.perf_counter()
+    traces: list[Trace] = []
+    parts = {config.method: config for config in configs}
+    name = f"{scenario}-compare"
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
+        orders = [
+            _order(config, folder / part, data, keep, checkpoint_every, overwrite)
+            for part, config in parts.items()
+        ]
+        try:
+            for trace in _traces(orders, chosen, log):
+                traces.append(trace)
+        finally:
+            if traces:  # what was finished is kept, whatever stopped the rest
+                traces.sort(key=lambda trace: names.index(trace.method))
+                picture = _save_picture(traces, folder)
+                make_report(traces, folder / PAGE)
+                text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
+                write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
+                if not as_json:
+                    Console().print(comparison_table(traces))
+    if as_json:
+        typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
+        return
+    if chosen.workers > 1:
+        seconds = time.perf_counter() - started
+        say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
+    wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
+    sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
+    _say_where(folder, picture)
+    say_page(folder / PAGE, sentences)
+
+
+def _check(config: Config, keep: str, every: float, log: str) -> None:
+    """Find what is wrong with the settings before anything is loaded, made or written."""
+    require(0 <= every < math.inf, "--checkpoint-every", every, "a number of minutes, 0 for never")
+    require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
+    logger_names(log)
+    config.seed_list()
+    build_method(config.method, config)
+
+
+def _order(
+    config: Config, folder: Path, data: Path | None, keep: Any, every: float, overwrite: bool
+) -> Order:
+    name = f"{config.scenario} {config.method}"
+    return Order(name, config, folder, data, keep, every, fresh=overwrite)
+
+
+def _traces(orders: Sequence[Order], engine: Engine, log: str) -> Iterator[Trace]:
+    """The runs, trained where they are not complete.
+
+    One that breaks ends the command: at once, or where several go on at a time after the others.
+    """
+    failures: list[ForgetlessError] = []
+    missing = []
+    for order in orders:
+        if not order.fresh and standing(order.folder, order.config) == "complete":
+            yield load_trace(order.folder)
+        else:
+            missing.append(order)
+    with view_of(engine, log) as view, closing(train(missing, engine, view)) as finished:
+        for order, error in finished:
+            if error is None:
+                yield load_trace(order.folder)
+            elif engine.workers == 1:
+                raise error
+            else:
+                failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _save_picture(traces: list[Trace], folder: Path) -> Path:
+    return save(accuracy_matrices(traces), folder / "accuracy.png")
+
+
+def _say_where(folder: Path, picture: Path) -> None:
+    say(f"Results are in {folder}; a picture of what was forgotten is {picture}")
