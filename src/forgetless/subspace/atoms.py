@@ -67,6 +67,11 @@ class Atoms:
         return inverse
 
     @cached_property
+    def _gram_inverse(self) -> Tensor:
+        """(L Lᵀ)⁻¹, (K, K): one matrix to read at every step in place of two."""
+        return self._inverse.T @ self._inverse
+
+    @cached_property
     def passes(self) -> int:
         """How often a projection is done: an ill-conditioned one leaves rounding to take out."""
         lengths = self.factor.square().sum(1)
@@ -86,10 +91,7 @@ class Atoms:
                 g = g * mask
             along = float64(self.phi @ g)
             along = along if self.weights is None else self.weights @ along
-            if inverse is not None:
-                c = inverse @ along
-            else:
-                c = self._inverse.T @ (self._inverse @ along)
+            c = (self._gram_inverse if inverse is None else inverse) @ along
             c = c if self.weights is None else c @ self.weights
             g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
         return g if mask is None else g * mask

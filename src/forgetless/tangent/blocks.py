@@ -198,7 +198,12 @@ def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: T
         for w, to in zip(weights, out, strict=True):
             to[0].index_add_(0, index, (w[:, None, None] * values[:, 0]).flatten(0, 1))
         return
-    inputs = values.transpose(0, 1).flatten(1, 2)  # (g, m·T, c)
+    inputs = by_position(values)  # (g, m·T, c)
+    if len(weights) == 1:  # as at every step of training: nothing is copied but what is weighted
+        scaled = by_position(left.dense(some) * weights[0].view(-1, 1, 1, 1))
+        for to, a, b in zip(out[0], scaled, inputs, strict=True):
+            to.addmm_(a.T, b)
+        return
     deltas = left.dense(some).permute(1, 3, 0, 2).contiguous()  # (g, r, m, T)
     _, r, m, _ = deltas.shape
     tall = len(weights) if deltas.is_cuda else -(-_TALL // r)
