@@ -84,10 +84,19 @@ class Parameters:
         pairs = zip(self.parts(vector), self._shapes_here, strict=True)
         return [part.view(shape) for part, shape in pairs]
 
-    def flat(self, purpose: str) -> Flat:
-        """A vector to work with, the same one at every step: cutting it up takes time."""
+    @property
+    def place(self) -> tuple[torch.device, torch.dtype]:
+        """Where and in which precision vectors are."""
+        return self.device, self.dtype
+
+    def flat(self, purpose: str, place: tuple[torch.device, torch.dtype]) -> Flat:
+        """A vector to work with, the same one at every step: cutting it up takes time.
+
+        Arguments:
+            purpose: what tells it from others.
+            place: as it is now; looking at all parameters for it takes time, too.
+        """
         kept = self._flats.get(purpose)
-        place = self.device, self.dtype
         if kept is None or (kept.vector.device, kept.vector.dtype) != place:
             vector = self.empty()
             kept = Flat(vector, self.parts(vector), self.views(vector))

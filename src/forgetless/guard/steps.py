@@ -61,13 +61,13 @@ class Steps:
     def follow(self, state: State | None) -> None:
         """Change steps by this memory from now on; None for not at all."""
         self._state = None if isinstance(state, Nothing) else state
-        self._place = self._parameters.device, self._parameters.dtype
+        self._place = self._parameters.place
         self._restricted: dict[tuple[int, ...], State] = {}
         self.removed = Removed(self._parameters.names, self._ranks)
 
     def follow_model(self) -> None:
         """Bring the memory to where the model is now."""
-        if (self._parameters.device, self._parameters.dtype) != self._place:
+        if self._parameters.place != self._place:
             self._bring()
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -108,7 +108,7 @@ class Steps:
             return None
         self.follow_model()
         if self.project == "update":
-            self._before = self._parameters.flat("before")
+            self._before = self._parameters.flat("before", self._place)
             self._parameters.read(self._before)
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -136,7 +136,7 @@ class Steps:
         movable = () if before is None else self._parameters.movable(optimizer)
         if before is None or not movable:
             return
-        step, removed = (self._parameters.flat(purpose) for purpose in ("step", "removed"))
+        step, removed = (self._parameters.flat(what, self._place) for what in ("step", "removed"))
         self._parameters.difference(before, step)  # what the optimizer takes away
         kept = self._changed(step.vector, before.vector, movable)
         torch.sub(step.vector, kept, out=removed.vector)
