@@ -115,7 +115,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tests.engines.problems import order
-from forgetless.engines import Processes
+from forgetless.engines import Processes, train
 if __name__ == "__main__":
     long = order(Path(sys.argv[1]), "ogd", "1", epochs=50, tasks=20)
     list(train([long], Processes(2), lambda event: None))

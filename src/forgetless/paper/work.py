@@ -125,6 +125,8 @@ class Workshop:
         One that diverges leaves a trace that says so. What breaks one in another way is raised,
         where several go on at a time after the others.
         """
+        if not runs:
+            return
         engine = engine or InProcess()
         failures: list[ForgetlessError] = []
         orders = {run.key: self.order(run) for run in runs}
