@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from forgetless.cli.board import Board, say
-from forgetless.cli.engine import EngineName, Jobs, engine_for
+from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
 from forgetless.config import resolve
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 
@@ -80,6 +80,7 @@ def build_command(
         ),
     ] = True,
     engine: EngineName = "local",
+    address: Address = None,
     jobs: Jobs = 1,
 ) -> None:
     """Train what is missing, measure, and rebuild the page.
@@ -92,12 +93,13 @@ def build_command(
         resolve("rotated-digits", "sgd", seeds=seeds).seed_list()
         size = replace(size, seeds=seeds)
     where, file = _places(scale, results, page)
-    place = engine_for(engine, jobs)
-    plan = Plan(size, runs or Path("runs/paper"), where, data, device, train, place)
+    artefacts = chosen(names)
     started = time.perf_counter()
-    with _Bar(together=place.workers > 1) as bar:
-        build(chosen(names), plan, bar)
-    say(f"Built in {time.perf_counter() - started:.0f} s, {place.workers} jobs at a time")
+    with engine_for(engine, address, jobs) as place, _Bar(together=place.workers > 1) as bar:
+        plan = Plan(size, runs or Path("runs/paper"), where, data, device, train, place)
+        build(artefacts, plan, bar)
+        at_a_time = "one job" if place.workers == 1 else f"{place.workers} jobs"
+    say(f"Built in {time.perf_counter() - started:.0f} s, {at_a_time} at a time")
     _write(where, file)
 
 

@@ -25,7 +25,7 @@ from forgetless.cli.arguments import (
     Scenario,
 )
 from forgetless.cli.board import say
-from forgetless.cli.engine import EngineName, Jobs, engine_for
+from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
 from forgetless.cli.options import with_config_options
 from forgetless.cli.progress import logger_names
 from forgetless.cli.report import PAGE, make_report, say_page
@@ -89,6 +89,7 @@ def compare_command(
     keep: Kept = "all",
     analyse: Analyse = None,
     engine: EngineName = "local",
+    address: Address = None,
     jobs: Jobs = 1,
     log: Log = "",
     as_json: Json = False,
@@ -102,12 +103,14 @@ def compare_command(
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
         _check(config, keep, checkpoint_every, log)
-    chosen = engine_for(engine, jobs)
     started = time.perf_counter()
     traces: list[Trace] = []
     parts = {config.method: config for config in configs}
     name = f"{scenario}-compare"
-    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
+    with (
+        output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder,
+        engine_for(engine, address, jobs) as chosen,
+    ):
         orders = [
             _order(config, folder / part, data, keep, checkpoint_every, overwrite)
             for part, config in parts.items()
@@ -124,12 +127,13 @@ def compare_command(
                 write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
                 if not as_json:
                     Console().print(comparison_table(traces))
+        together = chosen.workers if chosen.workers > 1 else 0
+    seconds = time.perf_counter() - started
     if as_json:
         typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
         return
-    if chosen.workers > 1:
-        seconds = time.perf_counter() - started
-        say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
+    if together:
+        say(f"{len(traces)} runs in {seconds:.0f} s, {together} jobs at a time")
     wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
     sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
     _say_where(folder, picture)

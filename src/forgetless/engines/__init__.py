@@ -1,11 +1,13 @@
 """Engines: where runs are trained, one after another, in several processes or on a cluster."""
 
+from forgetless.engines.cluster import Cluster
 from forgetless.engines.inprocess import InProcess
 from forgetless.engines.job import Engine, Event, Job, Order, Outcome, Watch
 from forgetless.engines.processes import Processes
 from forgetless.engines.train import train
 
 __all__ = [
+    "Cluster",
     "Engine",
     "Event",
     "InProcess",

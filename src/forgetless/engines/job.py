@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, final
 
+import torch
+
 from forgetless.config import Config
 from forgetless.errors import ForgetlessError
 from forgetless.fit import Keep
@@ -120,6 +122,10 @@ class Engine(Protocol):
 
     @property
     def divides(self) -> bool: ...
+
+    def device(self, name: str) -> torch.device:
+        """What the device of that name is for a job, wherever it will be carried out."""
+        ...
 
     def carry_out(self, jobs: Sequence[Job], watch: Watch) -> Generator[Outcome]:
         """Carry out jobs in about their order, and hand each back when it is over.

@@ -25,7 +25,7 @@ def train(
             "same; give a size such as 4GB, or --jobs 1"
         )
     with ExitStack() as stack:
-        plan = {order.folder: divided(order, divides=engine.divides) for order in orders}
+        plan = {order.folder: divided(order, engine) for order in orders}
         parted = [order for order in orders if not plan[order.folder][0].whole]
         for order in parted:  # a whole run holds its folder by itself
             stack.enter_context(FolderLock(order.folder))
