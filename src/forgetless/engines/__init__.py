@@ -4,6 +4,8 @@ from forgetless.engines.cluster import Cluster
 from forgetless.engines.inprocess import InProcess
 from forgetless.engines.job import Engine, Event, Job, Order, Outcome, Watch
 from forgetless.engines.processes import Processes
+from forgetless.engines.shared import brought_here, collect, pull, put_files, settle
+from forgetless.engines.storage import is_shared
 from forgetless.engines.train import train
 
 __all__ = [
@@ -16,5 +18,11 @@ __all__ = [
     "Outcome",
     "Processes",
     "Watch",
+    "brought_here",
+    "collect",
+    "is_shared",
+    "pull",
+    "put_files",
+    "settle",
     "train",
 ]

@@ -6,6 +6,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, final
 
@@ -110,6 +111,11 @@ class Cluster:
     def _begin(self, job: Job, number: int, ears: Any) -> Any:
         on_gpu = self.device(job.order.config.device).type == "cuda"
         needs = {"num_cpus": 1, "num_gpus": 1 / self._per_gpu if on_gpu else 0}
+        # On another machine the folder this one is in may be another.
+        order = job.order
+        data = None if order.data is None else order.data.resolve()
+        order = replace(order, folder=order.folder.resolve(), data=data)
+        job = replace(job, order=order, folder=job.folder.resolve())
         # Attempts are counted here, where a new one can be told to go on from the last one's.
         task = self._ray.remote(_work).options(max_retries=0, **needs)
         return task.remote(job, number, ears)

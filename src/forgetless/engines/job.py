@@ -27,6 +27,8 @@ class Order:
         checkpoint_every: minutes between checkpoints within a task.
         fresh: whether what the folder holds is replaced; otherwise the run goes on from it.
         size: how much work it is beside others.
+        storage: address of the run's folder in shared storage; `folder` is then what this machine
+            has of it, and workers train in folders of their own.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Order:
     checkpoint_every: float = 5.0
     fresh: bool = False
     size: float = 1.0
+    storage: str | None = None
 
 
 @final
@@ -67,6 +70,11 @@ class Job:
         if self.whole:
             return self.order.name
         return f"{self.order.name} seed {','.join(map(str, self.seeds))}"
+
+    @property
+    def place(self) -> str:
+        """Where in the run's folder its own is; empty for a whole run."""
+        return "" if self.whole else self.folder.relative_to(self.order.folder).as_posix()
 
     @property
     def size(self) -> float:

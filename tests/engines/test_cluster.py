@@ -1,0 +1,183 @@
+"""Runs on a real Ray cluster of two nodes, one of which dies half way."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from forgetless.cli import main
+from forgetless.engines import Cluster
+from forgetless.engines.job import Job
+from forgetless.runs import standing
+
+from .problems import Events, assert_alike, order, trained
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "OMP_NUM_THREADS": "1",
+    # A node that is gone is noticed in seconds.
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+    "RAY_enable_metrics_collection": "0",
+}
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'forgetless[ray]'")
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster: a head without processors, and two nodes with one each."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+        cluster = Nodes(
+            initialize_head=True,
+            head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False},
+        )
+        cluster.add_node(**NODE)
+        cluster.add_node(**NODE)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The runs as one process trains them."""
+    folder = tmp_path_factory.mktemp("expected")
+    errors = trained([order(folder / m, m, tasks=6) for m in ("sgd", "ogd")])
+    assert errors == {"sgd": None, "ogd": None}
+    return folder
+
+
+def test_both_nodes_work_and_the_traces_are_those_of_one_process(nodes, expected, tmp_path):
+    events = Events()
+    orders = [order(tmp_path / m, m, tasks=6) for m in ("sgd", "ogd")]
+    assert trained(orders, Cluster(), events) == {"sgd": None, "ogd": None}
+    for method in ("sgd", "ogd"):
+        assert_alike(tmp_path / method, expected / method)
+    kinds = events.kinds()
+    assert (kinds.count("begun"), kinds.count("finished"), len(kinds)) == (4, 4, 12)
+    assert len({e.worker for e in events if e.kind == "begun"}) >= 2
+
+
+def test_bad_settings_of_a_job_are_an_error_of_the_run(nodes, tmp_path):
+    (error,) = trained([order(tmp_path / "a", freeze="zzz")], Cluster()).values()
+    assert "freeze must be the beginning of a parameter's name" in str(error)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
+    """All its processes are killed at once, as when a machine loses its power."""
+    shared = f"file://{tmp_path}/shared"
+    events, killed = Events(), []
+
+    def watch(event):
+        events(event)
+        far = event.progress is not None and event.progress.task >= 3
+        if far and not killed:
+            killed.append(event.job)
+            nodes.remove_node(_node_of(nodes, event.worker), allow_graceful=False)
+
+    from dataclasses import replace
+
+    wanted = replace(order(tmp_path / "here" / "ogd", tasks=6), storage=f"{shared}/ogd")
+    assert trained([wanted], Cluster(), watch) == {"ogd": None}
+    assert len(killed) == 1
+    assert_alike(tmp_path / "here" / "ogd", expected / "ogd")
+    assert_alike(tmp_path / "shared" / "ogd", expected / "ogd")
+    kinds = [(e.kind, e.job) for e in events if e.kind != "progress"]
+    assert ("retried", killed[0]) in kinds
+    at = [n for n, e in enumerate(events) if e.kind == "retried" and e.job == killed[0]]
+    after = [e.progress for e in events[at[0] :] if e.progress and e.job == killed[0]]
+    assert after[0].task >= 2  # from what was saved, not from the beginning
+    assert len([n for n in ray.nodes() if n["Alive"]]) == 2  # the head and the other
+
+
+def _node_of(nodes, worker: str):
+    """The node that a worker's process belongs to."""
+    parent = os.getpid()
+    pid = int(worker.split()[1])
+    while pid > 1 and pid != parent:
+        for node in nodes.worker_nodes:
+            raylets = node.all_processes.get("raylet", [])
+            if any(info.process.pid == pid for info in raylets):
+                return node
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    raise AssertionError(f"{worker} is on no node")
+
+
+def test_who_stops_asking_stops_the_jobs_and_they_go_on_later(nodes, expected, tmp_path):
+    class Enough(Exception):
+        pass
+
+    def watch(event):
+        if event.progress is not None and event.progress.done > 0.3:
+            raise Enough
+
+    wanted = order(tmp_path / "ogd", tasks=6)
+    with pytest.raises(Enough):
+        trained([wanted], Cluster(), watch)
+    assert standing(tmp_path / "ogd", wanted.config) == "unfinished"
+    assert trained([wanted], Cluster()) == {"ogd": None}
+    assert_alike(tmp_path / "ogd", expected / "ogd")
+
+
+def test_a_killed_worker_of_the_cluster_is_replaced(nodes, expected, tmp_path):
+    killed: list[Job] = []
+
+    def watch(event):
+        if event.progress is not None and event.progress.task == 4 and not killed:
+            killed.append(event.job)
+            os.kill(int(event.worker.split()[1]), signal.SIGKILL)
+
+    assert trained([order(tmp_path / "ogd", tasks=6)], Cluster(), watch) == {"ogd": None}
+    assert len(killed) == 1
+    assert_alike(tmp_path / "ogd", expected / "ogd")
+
+
+def forgetless(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return stopped.value.code, out, err
+
+
+def test_the_command(nodes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quick = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--no-analyse"]
+    command = ["compare", "rotated-digits", "--methods", "sgd,ewc", *quick, "--engine", "ray"]
+    status, out, err = forgetless([*command, "--out", f"file://{tmp_path}/a"], capsys)
+    assert status == 0, err
+    assert f"are in file://{tmp_path}/a" in out
+    assert "; 2 of 2 jobs done, " in err.splitlines()[-1]
+    assert forgetless([*command[:-2], "--out", "b"], capsys)[0] == 0
+    for method in ("sgd", "ewc"):
+        assert_alike(tmp_path / "a" / method, tmp_path / "b" / method)
+
+
+def test_no_cluster_is_one_sentence(nodes, capsys, monkeypatch):
+    ray.shutdown()
+    command = ["compare", "rotated-digits", "--engine", "ray", "--address", "nowhere"]
+    status, out, err = forgetless(command, capsys)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "no Ray cluster can be used at nowhere" in err
+
+
+def test_without_ray_one_sentence_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, out, err = forgetless(["compare", "rotated-digits", "--engine", "ray"], capsys)
+    assert (status, out) == (2, "")
+    assert err == "forgetless: --engine ray needs Ray: pip install 'forgetless[ray]'\n"
