@@ -42,6 +42,7 @@ from forgetless.engines import (
     is_shared,
     pull,
     put_files,
+    shown,
     train,
 )
 from forgetless.errors import ForgetlessError, require
@@ -159,7 +160,7 @@ def compare_command(
         sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
         if shared:
             put_files(folder, shared, (PAGE,))
-            say(f"Results, the picture {picture.name} and the report {PAGE} are in {shared}")
+            say(f"Results, the picture {picture.name} and the report {PAGE} are in {shown(shared)}")
             return
     _say_where(folder, picture)
     say_page(folder / PAGE, sentences)
@@ -190,7 +191,7 @@ def _order(
 
 def _summary(trace: Trace, shared: str | None) -> dict[str, Any]:
     """What `--json` says of a run, with the place where others find it."""
-    out = {"out": f"{shared.rstrip('/')}/{trace.method}"} if shared else {}
+    out = {"out": f"{shown(shared)}/{trace.method}"} if shared else {}
     return trace.summary() | out
 
 

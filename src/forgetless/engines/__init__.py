@@ -5,7 +5,7 @@ from forgetless.engines.inprocess import InProcess
 from forgetless.engines.job import Engine, Event, Job, Order, Outcome, Watch
 from forgetless.engines.processes import Processes
 from forgetless.engines.shared import brought_here, collect, pull, put_files, settle
-from forgetless.engines.storage import is_shared
+from forgetless.engines.storage import is_shared, shown
 from forgetless.engines.train import train
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "pull",
     "put_files",
     "settle",
+    "shown",
     "train",
 ]

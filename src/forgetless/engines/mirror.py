@@ -64,7 +64,7 @@ class Mirror:
                 for name in (n for n in files if n.startswith(only)):
                     self._get(name, files[name])
             except (TraceError, FileNotFoundError) as error:
-                problem = TraceError(f"{self._storage.url}/{SAVED} is damaged: {error}")
+                problem = TraceError(f"{self._storage.name}/{SAVED} is damaged: {error}")
                 shutil.rmtree(self._folder, ignore_errors=True)
                 continue
             if problem is not None:

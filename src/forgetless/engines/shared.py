@@ -70,7 +70,7 @@ def brought_here(url: str) -> Iterator[Path]:
         except TraceError as error:
             if str(folder) not in str(error):
                 raise
-            raise TraceError(str(error).replace(str(folder), storage.url)) from error
+            raise TraceError(str(error).replace(str(folder), storage.name)) from error
 
 
 def put_files(folder: Path, url: str, names: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """A folder that several machines share: any place that fsspec can read and write."""
 
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ def is_shared(place: str) -> bool:
     return "://" in place
 
 
+def shown(url: str) -> str:
+    """An address without the password that may be in it."""
+    return re.sub(r"//[^/@]*@", "//", url.rstrip("/"))
+
+
 @final
 class Storage:
     """A folder in shared storage.
@@ -27,16 +33,18 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        self.name = shown(url)
         from fsspec.core import url_to_fs  # costs a moment, and few need it
 
         try:
             self._system, root = url_to_fs(self.url)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{url} cannot be used as storage: {_reason(error)}") from error
+            words = f"{self.name} cannot be used as storage: {_reason(error)}"
+            raise ConfigError(words) from error
         except ImportError as error:
-            raise ConfigError(f"{url} needs another package: {_reason(error)}") from error
+            raise ConfigError(f"{self.name} needs another package: {_reason(error)}") from error
         except Exception as error:  # each kind of storage has errors of its own
-            raise ConfigError(f"{url} cannot be reached: {_reason(error)}") from error
+            raise ConfigError(f"{self.name} cannot be reached: {_reason(error)}") from error
         self._root = str(root).rstrip("/")
 
     def within(self, name: str) -> Self:
@@ -68,7 +76,7 @@ class Storage:
     def read(self, name: str, most: int) -> bytes:
         """A small file."""
         if self.size(name) > most:
-            raise TraceError(f"{self.url}/{name} is larger than the {most} bytes allowed")
+            raise TraceError(f"{self.name}/{name} is larger than the {most} bytes allowed")
         with self._reading(name):
             return bytes(self._system.cat_file(self._at(name)))
 
@@ -104,10 +112,9 @@ class Storage:
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with self._writing(name):
-            try:
+            self._system.invalidate_cache()
+            if self._system.exists(self._at(name)):
                 self._system.rm_file(self._at(name))
-            except FileNotFoundError:
-                return
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and all in it, if it is there."""
@@ -129,7 +136,7 @@ class Storage:
         except (TraceError, FileNotFoundError):
             raise
         except Exception as error:  # each kind of storage has errors of its own
-            raise TraceError(f"{self.url}/{name} cannot be read: {_reason(error)}") from error
+            raise TraceError(f"{self.name}/{name} cannot be read: {_reason(error)}") from error
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -139,7 +146,7 @@ class Storage:
             raise
         except Exception as error:  # each kind of storage has errors of its own
             raise UnwritableError(
-                f"{self.url}/{name} cannot be written: {_reason(error)}"
+                f"{self.name}/{name} cannot be written: {_reason(error)}"
             ) from error
 
 
