@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,47 +12,16 @@ from forgetless.engines import Cluster
 from forgetless.engines.job import Job
 from forgetless.runs import standing
 
+from .kills import LONG, node_of, ray_nodes
 from .problems import Events, assert_alike, order, trained
-
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "OMP_NUM_THREADS": "1",
-    # A node that is gone is noticed in seconds.
-    "RAY_health_check_initial_delay_ms": "500",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "500",
-    "RAY_health_check_failure_threshold": "4",
-    "RAY_enable_metrics_collection": "0",
-}
-# What is heard of jobs is looked at four times a second: they must last longer than that.
-LONG = {"tasks": 6, "epochs": 12}
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'forgetless[ray]'")
 
 
 @pytest.fixture(scope="module")
 def nodes():
-    """A cluster: a head without processors, and two nodes with one each."""
-    from ray.cluster_utils import Cluster as Nodes
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
-        cluster = Nodes(
-            initialize_head=True,
-            head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False},
-        )
-        cluster.add_node(**NODE)
-        cluster.add_node(**NODE)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    with ray_nodes(2) as cluster:
         yield cluster
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +62,7 @@ def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
         far = event.progress is not None and event.progress.task >= 3
         if far and not killed:
             killed.append(event.job)
-            nodes.remove_node(_node_of(nodes, event.worker), allow_graceful=False)
+            nodes.remove_node(node_of(nodes, event.worker), allow_graceful=False)
 
     wanted = replace(order(tmp_path / "here" / "ogd", **LONG), storage=f"{shared}/ogd")
     assert trained([wanted], Cluster(), watch) == {"ogd": None}
@@ -107,20 +75,7 @@ def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
     after = [e for e in events[at[0] :] if e.progress and e.job == killed[0]]
     assert after[0].progress.task >= 2  # from what was saved, not from the beginning
     assert len(nodes.worker_nodes) == 1
-    assert _node_of(nodes, after[0].worker) in nodes.worker_nodes
-
-
-def _node_of(nodes, worker: str):
-    """The node that a worker's process belongs to."""
-    parent = os.getpid()
-    pid = int(worker.split()[1])
-    while pid > 1 and pid != parent:
-        for node in nodes.worker_nodes:
-            raylets = node.all_processes.get("raylet", [])
-            if any(info.process.pid == pid for info in raylets):
-                return node
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    raise AssertionError(f"{worker} is on no node")
+    assert node_of(nodes, after[0].worker) in nodes.worker_nodes
 
 
 def test_who_stops_asking_stops_the_jobs_and_they_go_on_later(nodes, expected, tmp_path):
