@@ -39,7 +39,7 @@ def prepare(pipe: "Connection[Any, Any]", threads: int, gpu: str | None) -> None
         gpu: the one device that it may see; None leaves it all of them.
     """
     global _says
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all: who waits for us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to all: who waits for us decides
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     torch.set_num_threads(threads)
