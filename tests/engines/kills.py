@@ -49,12 +49,19 @@ def ray_nodes(count: int) -> Iterator[Any]:
         nodes = Nodes(initialize_head=True, head_node_args=head)
         for _ in range(count):
             nodes.add_node(**NODE)
-        ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+        connect(nodes)
         try:
             yield nodes
         finally:
             ray.shutdown()
             nodes.shutdown()
+
+
+def connect(nodes: Any) -> None:
+    """Make the cluster the one of this process."""
+    import ray
+
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
 
 
 def node_of(nodes: Any, worker: str) -> Any:

@@ -12,7 +12,7 @@ from forgetless.engines import Cluster
 from forgetless.engines.job import Job
 from forgetless.runs import standing
 
-from .kills import LONG, node_of, ray_nodes
+from .kills import LONG, connect, node_of, ray_nodes
 from .problems import Events, assert_alike, order, trained
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'forgetless[ray]'")
@@ -127,10 +127,13 @@ def test_the_command(nodes, capsys, tmp_path, monkeypatch):
         assert_alike(tmp_path / "a" / method, tmp_path / "b" / method)
 
 
-def test_no_cluster_is_one_sentence(nodes, capsys, monkeypatch):
+def test_no_cluster_is_one_sentence(nodes, capsys):
     ray.shutdown()
-    command = ["compare", "rotated-digits", "--engine", "ray", "--address", "nowhere"]
-    status, out, err = forgetless(command, capsys)
+    try:
+        command = ["compare", "rotated-digits", "--engine", "ray", "--address", "nowhere"]
+        status, out, err = forgetless(command, capsys)
+    finally:
+        connect(nodes)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "no Ray cluster can be used at nowhere" in err
 

@@ -34,7 +34,7 @@ Jobs = Annotated[
         metavar="N",
         help="How many runs, or groups of a run's seeds, are trained at a time, each in a process "
         "of its own with its part of the processor's threads. With ray: how many share a GPU; "
-        "elsewhere a job takes one processor.",
+        "without GPUs a job takes one processor.",
     ),
 ]
 

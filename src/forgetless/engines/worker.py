@@ -91,8 +91,9 @@ def error_of(verdict: Verdict) -> ForgetlessError | None:
     """The error that a verdict tells of."""
     if verdict is None:
         return None
-    kind = getattr(errors, verdict[0], ForgetlessError)
-    return kind(verdict[1]) if issubclass(kind, ForgetlessError) else ForgetlessError(verdict[1])
+    kind = getattr(errors, verdict[0], None)
+    known = isinstance(kind, type) and issubclass(kind, ForgetlessError)
+    return kind(verdict[1]) if kind is not None and known else ForgetlessError(verdict[1])
 
 
 def _leave_with_parent() -> None:
