@@ -133,8 +133,11 @@ class Mirror:
             for name, of in files.items():
                 if not (_FILE.fullmatch(name) and _OBJECT.fullmatch(of["object"])):
                     raise ValueError(f"{ascii(name)[:80]} is no file of a run")
+                if not (type(of["bytes"]) is int and type(of["blake2b"]) is str):
+                    raise ValueError(f"{ascii(name)[:80]} has no size and checksum")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise TraceError(f"{pointer} cannot be used: {error}") from error
+            reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+            raise TraceError(f"{pointer} cannot be used: {reason}") from error
         return files
 
     def _get(self, name: str, of: dict[str, Any]) -> None:
