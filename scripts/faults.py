@@ -1,6 +1,7 @@
 """Inject faults into runs, count what survives, and write the table of results/faults.
 
-    python scripts/faults.py --kills 200      # kills, and the faults of tests/faults
+    python scripts/faults.py --kills 200      # kills, and the faults of tests/faults and engines
+    python scripts/faults.py --only engines   # those of tests/engines alone, beside what is there
     python scripts/faults.py --table          # README.md anew from the numbers that are there
 
 `scripts/fuzz.py` and `scripts/long_runs.py` measure the other two parts of the table.
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "faults"
 sys.path.insert(0, str(ROOT))
 
+from tests.engines.kills import killed_nodes, killed_workers  # noqa: E402
 from tests.faults.server import killed_runs  # noqa: E402
 
 # Kind of fault → the tests that inject it, one fault each.
@@ -44,19 +46,34 @@ KINDS = {
     ),
     "out of memory": ("test_out_of_memory",),
 }  # fmt: skip
+ENGINE_KINDS = {
+    "worker or node killed half way, again and again, with its command, or stopped with it": (
+        "test_a_killed_worker", "test_one_that_dies", "test_who_stops_asking",
+        "test_workers_end_when", "test_a_signal_to_the_command", "test_a_node_that_dies",
+        "test_finished_jobs_are_not", "test_what_was_begun_as_a_whole",
+        "test_a_run_goes_on_on_another_machine",
+    ),
+    "shared storage: files cut, changed or gone, names that lead elsewhere, no connection": (
+        "test_what_is_damaged_is_noticed", "test_a_pointer_reaches", "test_storage_that_fails",
+    ),
+}  # fmt: skip
+# Of the kills at random moments.
+WORKERS = "SIGKILL of a worker of --jobs at a random moment"
+NODES = "SIGKILL of a node of a Ray cluster at a random moment"
 
 
 class Count:
     """A pytest plugin that sorts outcomes by kind of fault."""
 
-    def __init__(self) -> None:
-        self.found = {kind: {"injected": 0, "survived": 0, "lost": 0} for kind in KINDS}
+    def __init__(self, kinds: dict[str, tuple[str, ...]]) -> None:
+        self.kinds = kinds
+        self.found = {kind: {"injected": 0, "survived": 0, "lost": 0} for kind in kinds}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test when it was run."""
         if report.when != "call" or report.skipped:
             return
-        for kind, names in KINDS.items():
+        for kind, names in self.kinds.items():
             if any(name in report.nodeid for name in names):
                 self.found[kind]["injected"] += 1
                 self.found[kind]["survived" if report.passed else "lost"] += 1
@@ -65,7 +82,7 @@ class Count:
 def inject(kills: int) -> dict[str, Any]:
     """All faults; how many of each kind, how many survived."""
     started = time.perf_counter()
-    count = Count()
+    count = Count(KINDS)
     # The kills happen in processes of their own, so that both can be done at a time.
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         coming = pool.submit(killed_runs, Path(folder), kills, seed=0)
@@ -90,6 +107,17 @@ def inject(kills: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "seconds": round(time.perf_counter() - started, 1),
     }
+
+
+def inject_into_engines(kills: int) -> dict[str, dict[str, int]]:
+    """The faults of engines and shared storage; how many of each kind, how many survived."""
+    count = Count(ENGINE_KINDS)
+    tests = str(ROOT / "tests" / "engines")
+    pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", tests], plugins=[count])
+    with tempfile.TemporaryDirectory() as folder:
+        workers = killed_workers(Path(folder) / "workers", kills, seed=0)
+        nodes = killed_nodes(Path(folder) / "nodes", kills // 2, seed=0)
+    return {WORKERS: workers, NODES: nodes} | count.found
 
 
 def table() -> str:
@@ -190,12 +218,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--only", choices=["engines"], help="only these faults anew")
     parser.add_argument("--table", action="store_true", help="only write the table anew")
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
+    file = RESULTS / "faults.json"
     if not arguments.table:
-        found = inject(arguments.kills)
-        (RESULTS / "faults.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        whole = arguments.only is None
+        found = inject(arguments.kills) if whole else json.loads(file.read_text("utf-8"))
+        found["kinds"] |= inject_into_engines(max(2, arguments.kills // 10))
+        file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     (RESULTS / "README.md").write_text(table(), "utf-8")
     print((RESULTS / "README.md").read_text("utf-8"))
 

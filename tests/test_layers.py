@@ -74,8 +74,8 @@ ALLOWED = {
     "plots": {"atomic", "analysis", "comparison", "errors", "metrics", "trace"},
     "loggers": {"errors", "metrics", "training"},
     "engines": {
-        "assembly", "checkpoint", "comparison", "config", "data", "errors", "fit", "models", "runs",
-        "signals", "sizes", "trace", "training",
+        "assembly", "atomic", "checkpoint", "comparison", "config", "data", "errors", "fit",
+        "models", "runs", "signals", "sizes", "trace", "training",
     },
     "report": {"linalg", "metrics", "tangent", "trace"},
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},

@@ -44,6 +44,7 @@ def fit(
     overwrite: bool = False,
     keep: Keep = "all",
     checkpoint_every: float = 5.0,
+    on_checkpoint: Callable[[], None] | None = None,
     config: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Trace:
@@ -66,6 +67,7 @@ def fit(
         keep: "all" (weights after each task and the method's memory), "weights", or "nothing".
         checkpoint_every: minutes after which all that is needed to go on is saved within a task,
             besides after each task; 0 for never.
+        on_checkpoint: called when that is written, to copy it elsewhere.
         config: settings to note in the trace instead of those given here.
         observer: called with the progress.
 
@@ -106,7 +108,7 @@ def fit(
         "keep": keep,
         "config": trace.config,
     }
-    saver = Saver(trace, method, settings, checkpoint_every)
+    saver = Saver(trace, method, settings, checkpoint_every, on_checkpoint)
     make = partial(make_learner, scenario, method, model, heads=heads, training=training)
     course = Course(scenario, training, trace, keep, groups, saver, observer)
     with ExitStack() as stack:

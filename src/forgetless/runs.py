@@ -1,7 +1,7 @@
 """From a configuration to a trace: the flow behind `forgetless run` and `forgetless compare`."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -38,6 +38,7 @@ def run(
     overwrite: bool = False,
     keep: Keep = "all",
     checkpoint_every: float = 5.0,
+    on_checkpoint: Callable[[], None] | None = None,
     observer: Observer | None = None,
 ) -> Trace:
     """Train as the configuration says, or go on where the run in `out` was stopped.
@@ -57,6 +58,7 @@ def run(
         overwrite=overwrite,
         keep=keep,
         checkpoint_every=checkpoint_every,
+        on_checkpoint=on_checkpoint,
         config=config.as_dict(),
         observer=observer,
     )

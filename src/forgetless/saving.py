@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -67,10 +67,16 @@ class Saver:
         method: the method.
         settings: what must be the same in a run that goes on.
         every: minutes between checkpoints within a task.
+        after: called when one is written.
     """
 
     def __init__(
-        self, trace: Trace, method: Method[Any], settings: Mapping[str, Any], every: float
+        self,
+        trace: Trace,
+        method: Method[Any],
+        settings: Mapping[str, Any],
+        every: float,
+        after: Callable[[], None] | None = None,
     ) -> None:
         self.trace = trace
         self.seconds = 0.0
@@ -80,6 +86,7 @@ class Saver:
         self._store = Store(trace.path / CHECKPOINTS) if trace.path is not None else None
         self._settings = json.loads(json.dumps(settings, default=str))
         self._every = 60 * every
+        self._after = after
         self._data: list[str] = []
         self._initial = ""
         self._remembered: State | None = None  # whose tensors the latest memory part has
@@ -140,6 +147,8 @@ class Saver:
             known = learner.state is self._remembered
             parts["memory"] = None if known else snapshot.memory(learner)
         self._store.write(body, parts)
+        if self._after is not None:
+            self._after()  # its time counts: who copies slowly copies more seldom
         self._remembered = None if learner is None else learner.state
         self._written = time.monotonic()
         self._cost = self._written - started

@@ -50,6 +50,7 @@ class Pretended:
 
     workers = 2
     divides = True
+    device = InProcess.device
     carry_out = InProcess.carry_out
 
 

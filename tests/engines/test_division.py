@@ -27,7 +27,7 @@ def test_finished_jobs_are_not_trained_again(tmp_path):
 
 def divided_run(folder: Path) -> list[Path]:
     """A run whose jobs are all finished and not put together."""
-    jobs = divided(order(folder), divides=True)
+    jobs = divided(order(folder), Pretended())
     for job in jobs:
         work.carry_out(job)
     return [job.folder for job in jobs]
@@ -94,18 +94,18 @@ def test_no_runs_are_no_work():
 
 def test_groups_of_seeds_are_those_that_train_together(tmp_path):
     def seeds(**settings):
-        return [job.seeds for job in divided(order(tmp_path, **settings), divides=True)]
+        return [job.seeds for job in divided(order(tmp_path, **settings), Pretended())]
 
     assert seeds(seeds="3") == [(0,), (1,), (2,)]
     assert seeds(seeds="3,5,9,4,1", seeds_together=2) == [(3, 5), (9, 4), (1,)]
     assert seeds(seeds="3", seeds_together=3) == [(0, 1, 2)]
-    jobs = divided(order(tmp_path, seeds="3", seeds_together=2), divides=True)
+    jobs = divided(order(tmp_path, seeds="3", seeds_together=2), Pretended())
     assert [job.size for job in jobs] == pytest.approx([2 / 3, 1 / 3])
     assert [job.name for job in jobs] == [
         "rotated-digits ogd seed 0,1",
         "rotated-digits ogd seed 2",
     ]
-    assert len(divided(order(tmp_path, seeds="3"), divides=False)) == 1
+    assert len(divided(order(tmp_path, seeds="3"), InProcess())) == 1
 
 
 def test_seeds_in_groups_of_two_are_the_same_apart(tmp_path):

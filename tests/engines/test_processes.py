@@ -11,7 +11,7 @@ import pytest
 
 from forgetless.checkpoint import CHECKPOINTS, Store
 from forgetless.engines import Processes
-from forgetless.errors import WorkerError
+from forgetless.errors import ForgetlessWarning, WorkerError
 from forgetless.runs import standing
 
 from .problems import Events, assert_alike, holder_of, order, trained
@@ -111,11 +111,24 @@ def test_who_stops_asking_stops_the_workers_and_they_save(expected, tmp_path):
         assert_alike(tmp_path / method, expected / method)
 
 
+def test_what_was_begun_as_a_whole_goes_on_as_one(expected, tmp_path):
+    def watch(event):
+        if event.progress is not None and event.progress.done > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained([order(tmp_path / "ogd")], watch=watch)
+    events = Events()
+    assert trained([order(tmp_path / "ogd")], Processes(2), events) == {"ogd": None}
+    assert events.kinds() == ["queued", "begun", "finished"]
+    assert_alike(tmp_path / "ogd", expected / "ogd")
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
 from tests.engines.problems import order
-from forgetless.engines import Processes
+from forgetless.engines import Processes, train
 if __name__ == "__main__":
     long = order(Path(sys.argv[1]), "ogd", "1", epochs=50, tasks=20)
     list(train([long], Processes(2), lambda event: None))
@@ -144,3 +157,17 @@ def test_workers_end_when_the_command_is_killed(tmp_path):
     assert not Path(f"/proc/{worker}").exists()
     assert not (tmp_path / "a" / ".lock").exists()
     assert Store(tmp_path / "a" / CHECKPOINTS).manifest() is not None
+
+
+def test_a_warning_of_a_worker_is_a_warning_here(expected, tmp_path):
+    def watch(event):
+        if event.progress is not None and event.progress.done > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained([order(tmp_path / "ogd")], watch=watch)
+    newest = max((tmp_path / "ogd" / CHECKPOINTS).glob("*progress*"))
+    newest.write_bytes(newest.read_bytes()[:-5])
+    with pytest.warns(ForgetlessWarning, match=r"rotated-digits ogd: .* is cut short"):
+        assert trained([order(tmp_path / "ogd")], Processes(1)) == {"ogd": None}
+    assert_alike(tmp_path / "ogd", expected / "ogd")

@@ -314,6 +314,8 @@ def _guard_state(method: str, storage: str) -> Reader:
 @contextmanager
 def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
     """Every reader by name, with a folder for those that read one."""
+    from tests.engines.pointers import pointer_reader  # which needs what is above
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stopped_run(folder / "stopped", plug, 14)
@@ -336,4 +338,5 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
                 for p in ("manifest", "progress", "memory")
             },
             **guards,
+            "shared storage, pointer": pointer_reader(folder / "pointer"),
         }

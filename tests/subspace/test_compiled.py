@@ -95,3 +95,15 @@ if child == 0:
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_how_many_threads_torch_has_stays_as_it_was():
+    """Numba would set them for the whole process, and sums round by how many share them."""
+    program = """
+import torch
+from forgetless.subspace.sweep import project_out_rows
+torch.set_num_threads(1)
+project_out_rows(torch.randn(1, 6000), torch.randn(1, 100, 6000))
+raise SystemExit(torch.get_num_threads() != 1)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,6 +1,15 @@
 """What a run needs to go on after it was stopped: written whole, checked when it is read."""
 
 from forgetless.checkpoint.lock import LOCK, FolderLock, is_locked
-from forgetless.checkpoint.store import CHECKPOINTS, Checkpoint, Store
+from forgetless.checkpoint.store import CHECKPOINTS, Checkpoint, Store, checksum, digest
 
-__all__ = ["CHECKPOINTS", "LOCK", "Checkpoint", "FolderLock", "Store", "is_locked"]
+__all__ = [
+    "CHECKPOINTS",
+    "LOCK",
+    "Checkpoint",
+    "FolderLock",
+    "Store",
+    "checksum",
+    "digest",
+    "is_locked",
+]

@@ -78,18 +78,18 @@ class Store:
                 continue
             file = self.folder / f"part-{number:06d}-{part}.safetensors"
             own = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
-            digest: list[str] = []
+            found: list[str] = []
 
-            def written(temporary: Path, own: Tensors = own, digest: list[str] = digest) -> None:
+            def written(temporary: Path, own: Tensors = own, found: list[str] = found) -> None:
                 save_file(own, temporary)
-                digest.append(_digest(temporary))
+                found.append(digest(temporary))
 
             write_atomically(file, written)
             described[part] = {
-                "file": file.name, "bytes": file.stat().st_size, "blake2b": digest[0]
+                "file": file.name, "bytes": file.stat().st_size, "blake2b": found[0]
             }  # fmt: skip
         manifest = {"format": FORMAT, "parts": described, **body}
-        text = json.dumps({"blake2b": _checksum(manifest), "manifest": manifest})
+        text = json.dumps({"blake2b": checksum(manifest), "manifest": manifest})
         target = self.folder / f"manifest-{number:06d}.json"
         write_atomically(target, lambda file: file.write_text(text, "utf-8"))
         self._parts = described
@@ -151,7 +151,7 @@ class Store:
 
     def _read_part(self, described: Any, manifest: Path) -> Tensors:
         try:
-            name, size, digest = (described[key] for key in ("file", "bytes", "blake2b"))
+            name, size, wanted = (described[key] for key in ("file", "bytes", "blake2b"))
             if not _PART.fullmatch(name):
                 raise ValueError(f"{ascii(name)[:80]} is no part")
         except (TypeError, KeyError, ValueError) as error:
@@ -161,7 +161,7 @@ class Store:
             found = file.stat().st_size
             if found != size:
                 raise _UnusableError(f"{file} is cut short: {found} bytes of {size}")
-            if _digest(file) != digest:
+            if digest(file) != wanted:
                 raise _UnusableError(f"{file} is damaged: its checksum is another")
             # Copies: a mapped file may lie in memory as no tensor does, and sums round by that.
             return {n: t.clone() for n, t in load_file(file).items()}
@@ -193,12 +193,14 @@ def _is_own(name: str) -> bool:
     return re.match(r"\.|(manifest|part)-\d{6}", name) is not None
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """The checksum of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 
-def _checksum(manifest: Mapping[str, Any]) -> str:
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """The checksum of plain values, however they are written."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode()).hexdigest()
 
@@ -211,7 +213,7 @@ def _read_manifest(file: Path) -> dict[str, Any]:
             raise _UnusableError(f"{file} is larger than the {_MOST_MANIFEST_BYTES} bytes allowed")
         record = json.loads(content)
         manifest: dict[str, Any] = record["manifest"]
-        sound = record["blake2b"] == _checksum(manifest)
+        sound = record["blake2b"] == checksum(manifest)
         version, parts = manifest["format"], manifest["parts"]
         if not isinstance(parts, dict):
             raise TypeError("its parts are no table")

@@ -18,6 +18,14 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="Folder for the results; by default a new one in runs/."),
 ]
+OutPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        help="Folder for the results, or a shared one such as s3://…; by default a new one in "
+        "runs/.",
+    ),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the results of an earlier run in --out.")
 ]

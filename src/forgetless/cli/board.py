@@ -81,7 +81,7 @@ class Board:
             self._advance(job, event.progress.done)
         elif event.kind in ("finished", "failed"):
             self._over += 1
-            self._share[job] = 1.0
+            self._advance(job, 1.0)
         self._show(event)
         if event.kind != "progress" and not self._console.is_terminal:
             say(self._line(event), self._console)
@@ -105,19 +105,19 @@ class Board:
     def _show(self, event: Event) -> None:
         where = f"{self._over} of {len(self._share)} jobs{self._left_words()}"
         self._bars.update(self._all, completed=self._done() / self._total(), where=where)
-        if not event.worker:
+        worker, place = event.worker, event.job.name
+        if not worker:
             return
-        if event.worker not in self._rows:
-            row = self._bars.add_task(event.worker, total=1.0, where="")
-            self._rows[event.worker] = row
-        place = event.job.name
+        if event.kind in ("retried", "finished", "failed"):
+            if worker in self._rows:
+                self._bars.remove_task(self._rows.pop(worker))
+            return
+        if worker not in self._rows:
+            self._rows[worker] = self._bars.add_task(worker, total=1.0, where="")
         if event.progress is not None:
             p = event.progress
             place += f" task {p.task}/{p.tasks} epoch {p.epoch}/{p.epochs}"
-        elif event.kind in ("finished", "failed"):
-            place += f" {event.kind}"
-        share = self._share[event.job]
-        self._bars.update(self._rows[event.worker], completed=share, where=place)
+        self._bars.update(self._rows[worker], completed=self._share[event.job], where=place)
 
     def _line(self, event: Event) -> str:
         name, where = event.job.name, f" on {event.worker}" if event.worker else ""

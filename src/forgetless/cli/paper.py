@@ -1,6 +1,7 @@
 """The command `forgetless paper`: rebuild the paper's evidence, and say what holds."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, final
@@ -11,8 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from forgetless.cli.board import Board, say
-from forgetless.cli.engine import EngineName, Jobs, engine_for
+from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
 from forgetless.config import resolve
+from forgetless.engines import brought_here, is_shared
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 
 paper_app = typer.Typer(
@@ -28,8 +30,12 @@ ScaleName = Annotated[
     ),
 ]
 Runs = Annotated[
-    Path | None,
-    typer.Option("--runs", help="Folder of trained runs, used again.  [default: runs/paper]"),
+    str | None,
+    typer.Option(
+        "--runs",
+        help="Folder of trained runs, used again, or a shared one such as s3://…  "
+        "[default: runs/paper]",
+    ),
 ]
 Results = Annotated[
     Path | None,
@@ -80,6 +86,7 @@ def build_command(
         ),
     ] = True,
     engine: EngineName = "local",
+    address: Address = None,
     jobs: Jobs = 1,
 ) -> None:
     """Train what is missing, measure, and rebuild the page.
@@ -92,12 +99,18 @@ def build_command(
         resolve("rotated-digits", "sgd", seeds=seeds).seed_list()
         size = replace(size, seeds=seeds)
     where, file = _places(scale, results, page)
-    place = engine_for(engine, jobs)
-    plan = Plan(size, runs or Path("runs/paper"), where, data, device, train, place)
+    artefacts = chosen(names)
     started = time.perf_counter()
-    with _Bar(together=place.workers > 1) as bar:
-        build(chosen(names), plan, bar)
-    say(f"Built in {time.perf_counter() - started:.0f} s, {place.workers} jobs at a time")
+    shared = runs if runs is not None and is_shared(runs) else None
+    with (
+        brought_here(shared) if shared else nullcontext(Path(runs or "runs/paper")) as folder,
+        engine_for(engine, address, jobs) as place,
+        _Bar(together=place.workers > 1) as bar,
+    ):
+        plan = Plan(size, folder, where, data, device, train, place, shared)
+        build(artefacts, plan, bar)
+        at_a_time = "one job" if place.workers == 1 else f"{place.workers} jobs"
+    say(f"Built in {time.perf_counter() - started:.0f} s, {at_a_time} at a time")
     _write(where, file)
 
 

@@ -4,7 +4,8 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,18 +21,30 @@ from forgetless.cli.arguments import (
     Kept,
     Log,
     Out,
+    OutPlace,
     Overwrite,
     Resume,
     Scenario,
 )
 from forgetless.cli.board import say
-from forgetless.cli.engine import EngineName, Jobs, engine_for
+from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
 from forgetless.cli.options import with_config_options
 from forgetless.cli.progress import logger_names
 from forgetless.cli.report import PAGE, make_report, say_page
 from forgetless.cli.views import view_of
 from forgetless.config import Config, resolve
-from forgetless.engines import Engine, InProcess, Order, train
+from forgetless.engines import (
+    Engine,
+    InProcess,
+    Order,
+    brought_here,
+    collect,
+    is_shared,
+    pull,
+    put_files,
+    shown,
+    train,
+)
 from forgetless.errors import ForgetlessError, require
 from forgetless.methods import build_method
 from forgetless.plots import accuracy_matrices, save
@@ -82,13 +95,14 @@ def compare_command(
         str, typer.Option("--methods", help="Several methods, comma-separated.")
     ] = "sgd,ewc,a-gem,ogd,pca-ogd",
     data: DataFolder = None,
-    out: Out = None,
+    out: OutPlace = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     checkpoint_every: CheckpointEvery = 5.0,
     keep: Kept = "all",
     analyse: Analyse = None,
     engine: EngineName = "local",
+    address: Address = None,
     jobs: Jobs = 1,
     log: Log = "",
     as_json: Json = False,
@@ -102,36 +116,52 @@ def compare_command(
     configs = [resolve(scenario, name, **settings) for name in names]
     for config in configs:
         _check(config, keep, checkpoint_every, log)
-    chosen = engine_for(engine, jobs)
     started = time.perf_counter()
     traces: list[Trace] = []
     parts = {config.method: config for config in configs}
-    name = f"{scenario}-compare"
-    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
-        orders = [
-            _order(config, folder / part, data, keep, checkpoint_every, overwrite)
+    shared = out if out is not None and is_shared(out) else None
+    with ExitStack() as stack:
+        where = stack.enter_context(brought_here(shared)) if shared else Path(out) if out else None
+        at = where or Path()
+        orders = {
+            part: _order(config, at / part, data, keep, checkpoint_every, overwrite, shared)
             for part, config in parts.items()
-        ]
+        }
+        if shared and not overwrite:
+            for order in orders.values():
+                pull(order)
+        name = f"{scenario}-compare"
+        options = {"overwrite": overwrite, "resume": resume}
+        folder = stack.enter_context(output_folder(where, name, parts, **options))
+        chosen = stack.enter_context(engine_for(engine, address, jobs))
+        runs = [replace(order, folder=folder / part) for part, order in orders.items()]
         try:
-            for trace in _traces(orders, chosen, log):
+            for trace in _traces(runs, chosen, log):
                 traces.append(trace)
         finally:
             if traces:  # what was finished is kept, whatever stopped the rest
                 traces.sort(key=lambda trace: names.index(trace.method))
                 picture = _save_picture(traces, folder)
                 make_report(traces, folder / PAGE)
-                text = json.dumps([t.summary() for t in traces], indent=1, allow_nan=False)
+                summaries = [_summary(trace, shared) for trace in traces]
+                text = json.dumps(summaries, indent=1, allow_nan=False)
                 write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
+                if shared:
+                    put_files(folder, shared, (picture.name, PAGE, COMPARISON))
                 if not as_json:
                     Console().print(comparison_table(traces))
-    if as_json:
-        typer.echo(json.dumps([t.summary() for t in traces], allow_nan=False))
-        return
-    if chosen.workers > 1:
-        seconds = time.perf_counter() - started
-        say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
-    wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
-    sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
+        if as_json:
+            typer.echo(json.dumps(summaries, allow_nan=False))
+            return
+        if chosen.workers > 1:
+            seconds = time.perf_counter() - started
+            say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
+        wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
+        sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
+        if shared:
+            put_files(folder, shared, (PAGE,))
+            say(f"Results, the picture {picture.name} and the report {PAGE} are in {shown(shared)}")
+            return
     _say_where(folder, picture)
     say_page(folder / PAGE, sentences)
 
@@ -146,10 +176,23 @@ def _check(config: Config, keep: str, every: float, log: str) -> None:
 
 
 def _order(
-    config: Config, folder: Path, data: Path | None, keep: Any, every: float, overwrite: bool
+    config: Config,
+    folder: Path,
+    data: Path | None,
+    keep: Any,
+    every: float,
+    overwrite: bool,
+    shared: str | None = None,
 ) -> Order:
     name = f"{config.scenario} {config.method}"
-    return Order(name, config, folder, data, keep, every, fresh=overwrite)
+    storage = f"{shared.rstrip('/')}/{config.method}" if shared else None
+    return Order(name, config, folder, data, keep, every, fresh=overwrite, storage=storage)
+
+
+def _summary(trace: Trace, shared: str | None) -> dict[str, Any]:
+    """What `--json` says of a run, with the place where others find it."""
+    out = {"out": f"{shown(shared)}/{trace.method}"} if shared else {}
+    return trace.summary() | out
 
 
 def _traces(orders: Sequence[Order], engine: Engine, log: str) -> Iterator[Trace]:
@@ -161,6 +204,8 @@ def _traces(orders: Sequence[Order], engine: Engine, log: str) -> Iterator[Trace
     missing = []
     for order in orders:
         if not order.fresh and standing(order.folder, order.config) == "complete":
+            if order.storage is not None:
+                collect(order)
             yield load_trace(order.folder)
         else:
             missing.append(order)

@@ -13,15 +13,14 @@ from forgetless.assembly import seed_groups
 from forgetless.checkpoint import CHECKPOINTS, Store
 from forgetless.comparison import as_one
 from forgetless.data import ScenarioOptions, build_scenario
-from forgetless.engines.job import Job, Order, Outcome
+from forgetless.engines.job import Engine, Job, Order, Outcome
 from forgetless.errors import ForgetlessError, TrainingError
-from forgetless.fit import resolve_device
 from forgetless.models import build_model
 from forgetless.runs import JOBS
 from forgetless.trace import is_trace, load_trace, make_room
 
 
-def divided(order: Order, *, divides: bool) -> list[Job]:
+def divided(order: Order, engine: Engine) -> list[Job]:
     """The jobs of a run: one for each group of seeds that trains together.
 
     A run that was begun as a whole goes on as one, and one that was begun in parts in parts. One
@@ -31,9 +30,9 @@ def divided(order: Order, *, divides: bool) -> list[Job]:
     whole = [Job(order, every, order.folder, order.fresh)]
     began_whole = Store(order.folder / CHECKPOINTS).exists() and not order.fresh
     began_divided = (order.folder / JOBS).is_dir() and not order.fresh
-    if began_whole or order.config.budget or not (divides or began_divided):
+    if began_whole or order.config.budget or not (engine.divides or began_divided):
         return whole
-    groups = _groups(order)
+    groups = _groups(order, engine.device(order.config.device))
     if len(groups) == 1:
         return whole
     parts = order.folder / JOBS
@@ -85,14 +84,14 @@ def _join(order: Order, jobs: Sequence[Job]) -> None:
     ).save_record()
 
 
-def _groups(order: Order) -> list[tuple[int, ...]]:
+def _groups(order: Order, device: torch.device) -> list[tuple[int, ...]]:
     config = order.config
     names = ScenarioOptions.__dataclass_fields__
     options = ScenarioOptions(**{name: getattr(config, name) for name in names})
     shape, outputs = _shapes(config.scenario, options, order.data)
     with torch.device("meta"):  # only what it is made of matters
         module = build_model(config, shape, outputs)
-    return seed_groups(config.seed_list(), config, resolve_device(config.device), module)
+    return seed_groups(config.seed_list(), config, device, module)
 
 
 @cache

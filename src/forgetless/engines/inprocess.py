@@ -4,9 +4,12 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import final
 
+import torch
+
 from forgetless.engines.job import Event, Job, Outcome, Watch
 from forgetless.engines.work import carry_out
 from forgetless.errors import ForgetlessError
+from forgetless.fit import resolve_device
 from forgetless.training import Progress
 
 
@@ -16,6 +19,9 @@ class InProcess:
 
     workers = 1
     divides = False  # the seeds of a run follow one another anyway
+
+    def device(self, name: str) -> torch.device:
+        return resolve_device(name)
 
     def carry_out(self, jobs: Sequence[Job], watch: Watch) -> Generator[Outcome]:
         for job in jobs:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, final
 
+import torch
+
 from forgetless.config import Config
 from forgetless.errors import ForgetlessError
 from forgetless.fit import Keep
@@ -25,6 +27,8 @@ class Order:
         checkpoint_every: minutes between checkpoints within a task.
         fresh: whether what the folder holds is replaced; otherwise the run goes on from it.
         size: how much work it is beside others.
+        storage: address of the run's folder in shared storage; `folder` is then what this machine
+            has of it, and workers train in folders of their own.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Order:
     checkpoint_every: float = 5.0
     fresh: bool = False
     size: float = 1.0
+    storage: str | None = None
 
 
 @final
@@ -65,6 +70,11 @@ class Job:
         if self.whole:
             return self.order.name
         return f"{self.order.name} seed {','.join(map(str, self.seeds))}"
+
+    @property
+    def place(self) -> str:
+        """Where in the run's folder its own is; empty for a whole run."""
+        return "" if self.whole else self.folder.relative_to(self.order.folder).as_posix()
 
     @property
     def size(self) -> float:
@@ -120,6 +130,10 @@ class Engine(Protocol):
 
     @property
     def divides(self) -> bool: ...
+
+    def device(self, name: str) -> torch.device:
+        """What the device of that name is for a job, wherever it will be carried out."""
+        ...
 
     def carry_out(self, jobs: Sequence[Job], watch: Watch) -> Generator[Outcome]:
         """Carry out jobs in about their order, and hand each back when it is over.

@@ -12,6 +12,7 @@ from forgetless.engines.attempts import Attempts
 from forgetless.engines.job import Job, Outcome, Watch
 from forgetless.engines.slot import Slot
 from forgetless.errors import require
+from forgetless.fit import resolve_device
 
 _LOOK_EVERY = 0.25  # seconds, at the least; what workers say is heard at once
 _GRACE = 30.0  # seconds that workers have to save when they are told to stop
@@ -33,6 +34,9 @@ class Processes:
     def __init__(self, workers: int) -> None:
         require(workers >= 1, "--jobs", workers, "a number of jobs at a time, at least 1")
         self.workers = workers
+
+    def device(self, name: str) -> torch.device:
+        return resolve_device(name)
 
     def carry_out(self, jobs: Sequence[Job], watch: Watch) -> Generator[Outcome]:
         slots = self._slots(jobs)

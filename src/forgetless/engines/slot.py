@@ -1,9 +1,11 @@
 """One worker process of this machine, and another in its place when it dies."""
 
+import signal
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from multiprocessing.process import BaseProcess
 from typing import final
@@ -45,11 +47,12 @@ class Slot:
         """Have a job carried out."""
         self.job = job
         others = set(active_children())
-        try:
-            self._future = self._pool.submit(worker.work, job)
-        except BrokenProcessPool:  # it died while it had nothing to do
-            self._renew()
-            self._future = self._pool.submit(worker.work, job)
+        with _without_interrupts():
+            try:
+                self._future = self._pool.submit(worker.work, job)
+            except BrokenProcessPool:  # it died while it had nothing to do
+                self._renew()
+                self._future = self._pool.submit(worker.work, job)
         new = set(active_children()) - others
         if new:
             (self._process,) = new
@@ -102,3 +105,16 @@ class Slot:
         self._pool.shutdown(cancel_futures=True)
         self.pipe.close()
         self._process, self._pool = None, self._opened()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until the block is left, and never comes to a process that is started in it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

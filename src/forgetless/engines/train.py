@@ -7,7 +7,8 @@ from pathlib import Path
 from forgetless.checkpoint import FolderLock
 from forgetless.engines.division import clear, divided, put_together
 from forgetless.engines.job import Engine, Event, Job, Order, Outcome, Watch
-from forgetless.errors import ConfigError, ForgetlessError
+from forgetless.engines.shared import collect, settle
+from forgetless.errors import ConfigError, ForgetlessError, TrainingError
 from forgetless.sizes import AUTO
 
 
@@ -25,7 +26,7 @@ def train(
             "same; give a size such as 4GB, or --jobs 1"
         )
     with ExitStack() as stack:
-        plan = {order.folder: divided(order, divides=engine.divides) for order in orders}
+        plan = {order.folder: divided(order, engine) for order in orders}
         parted = [order for order in orders if not plan[order.folder][0].whole]
         for order in parted:  # a whole run holds its folder by itself
             stack.enter_context(FolderLock(order.folder))
@@ -49,4 +50,15 @@ def train(
             mine, found = plan[order.folder], over[order.folder]
             found[outcome.job] = outcome
             if len(found) == len(mine):
-                yield order, put_together(order, [found[job] for job in mine])
+                yield order, _finished(order, [found[job] for job in mine])
+
+
+def _finished(order: Order, outcomes: Sequence[Outcome]) -> ForgetlessError | None:
+    """Put the jobs of a run together, where the run is."""
+    over = all(one.error is None or isinstance(one.error, TrainingError) for one in outcomes)
+    if order.storage is None or not over:
+        return put_together(order, outcomes)
+    collect(order)
+    error = put_together(order, outcomes)
+    settle(order)
+    return error

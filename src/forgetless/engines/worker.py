@@ -39,7 +39,7 @@ def prepare(pipe: "Connection[Any, Any]", threads: int, gpu: str | None) -> None
         gpu: the one device that it may see; None leaves it all of them.
     """
     global _says
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all: who waits for us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to all: who waits for us decides
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     torch.set_num_threads(threads)
@@ -91,8 +91,9 @@ def error_of(verdict: Verdict) -> ForgetlessError | None:
     """The error that a verdict tells of."""
     if verdict is None:
         return None
-    kind = getattr(errors, verdict[0], ForgetlessError)
-    return kind(verdict[1]) if issubclass(kind, ForgetlessError) else ForgetlessError(verdict[1])
+    kind = getattr(errors, verdict[0], None)
+    known = isinstance(kind, type) and issubclass(kind, ForgetlessError)
+    return kind(verdict[1]) if kind is not None and known else ForgetlessError(verdict[1])
 
 
 def _leave_with_parent() -> None:

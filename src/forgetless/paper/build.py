@@ -53,6 +53,7 @@ class Plan:
         train: whether missing runs are trained. If not, artefacts that can be measured without
             them are, and others are refused.
         engine: where they are trained.
+        storage: address of the traces in shared storage; `runs` is then what this machine has.
     """
 
     scale: Scale
@@ -62,6 +63,7 @@ class Plan:
     device: str = "auto"
     train: bool = True
     engine: Engine = field(default_factory=InProcess)
+    storage: str | None = None
 
 
 def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
@@ -72,7 +74,7 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
     """
     begun = time.perf_counter()
     results = load_results(plan.results, list(ARTEFACTS))
-    workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results)
+    workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results, plan.storage)
     waiting = list(artefacts)
     while waiting:
         wanted = {artefact.name for artefact in waiting}

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from forgetless.config import Config
 from forgetless.data import Scenario, ScenarioOptions, build_scenario
-from forgetless.engines import Engine, InProcess, Order, Watch, train
+from forgetless.engines import Engine, InProcess, Order, Watch, collect, pull, settle, train
 from forgetless.errors import ForgetlessError, TraceError, TrainingError
 from forgetless.fit import Keep, resolve_device
 from forgetless.methods import build_method
@@ -87,22 +87,32 @@ class Workshop:
         data: folder with datasets, or None.
         device: as the command line takes it.
         results: what has been built before.
+        storage: address of the runs in shared storage; `runs` is then what this machine has.
     """
 
     def __init__(
-        self, scale: Scale, runs: Path, data: Path | None, device: str, results: Results
+        self,
+        scale: Scale,
+        runs: Path,
+        data: Path | None,
+        device: str,
+        results: Results,
+        storage: str | None = None,
     ) -> None:
         self.scale = scale
         self.runs = runs
         self.data = data
         self.device = resolve_device(device)
         self.results = results
+        self.storage = storage
+        self._brought: set[str] = set()
         self.used: dict[str, Trace] = {}  # by key, since the last `forget_used`
         self._scenarios: dict[ScenarioOptions, tuple[str, Scenario]] = {}
 
     def is_trained(self, run: Run) -> bool:
         """Whether the run's trace is there, complete and with all that is needed of it."""
         folder = self.runs / run.key
+        self._bring(run)
         if not is_trace(folder):
             return False
         try:
@@ -125,6 +135,8 @@ class Workshop:
         One that diverges leaves a trace that says so. What breaks one in another way is raised,
         where several go on at a time after the others.
         """
+        if not runs:
+            return
         engine = engine or InProcess()
         failures: list[ForgetlessError] = []
         orders = {run.key: self.order(run) for run in runs}
@@ -136,6 +148,8 @@ class Workshop:
                     trace = load_trace(order.folder)
                     trace.config[DIVERGED] = True
                     trace.save_record()
+                    if order.storage is not None:
+                        settle(order)
                 elif error is not None and engine.workers == 1:
                     raise error
                 elif error is not None:
@@ -156,7 +170,18 @@ class Workshop:
             keep,
             fresh=standing(folder, config, keep) != "unfinished",
             size=float(run.steps),
+            storage=None if self.storage is None else f"{self.storage}/{run.key}",
         )
+
+    def _bring(self, run: Run) -> None:
+        """What shared storage has of a run, if it was not looked at before."""
+        if self.storage is None or run.key in self._brought:
+            return
+        self._brought.add(run.key)
+        order = self.order(run)
+        pull(order)
+        if is_trace(order.folder):
+            collect(order)
 
     def trace(self, run: Run) -> Trace:
         """The trace of a run that has been trained."""

@@ -57,8 +57,11 @@ def project_out_compiled(g: Tensor, rows: Tensor, threads: int) -> Tensor:
     projected = torch.empty_like(vector)
     one_pass, two_passes = _loops()
     walk = one_pass if rows.shape[1] * rows.element_size() <= _CACHED else two_passes
+    before = torch.get_num_threads()
     with _ONE_AT_A_TIME:
         walk(vector.numpy(), rows.numpy(), scratch.numpy(), projected.numpy())
+    if torch.get_num_threads() != before:  # Numba sets OpenMP's number of threads for all
+        torch.set_num_threads(before)
     return projected
 
 
