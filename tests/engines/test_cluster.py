@@ -127,15 +127,16 @@ def test_the_command(nodes, capsys, tmp_path, monkeypatch):
         assert_alike(tmp_path / "a" / method, tmp_path / "b" / method)
 
 
-def test_no_cluster_is_one_sentence(nodes, capsys):
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:9"])
+def test_no_cluster_is_one_sentence(address, nodes, capsys):
     ray.shutdown()
     try:
-        command = ["compare", "rotated-digits", "--engine", "ray", "--address", "nowhere"]
+        command = ["compare", "rotated-digits", "--engine", "ray", "--address", address]
         status, out, err = forgetless(command, capsys)
     finally:
         connect(nodes)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "no Ray cluster can be used at nowhere" in err
+    assert f"no Ray cluster can be used at {address}" in err
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(capsys, monkeypatch):

@@ -20,6 +20,7 @@ from forgetless.training import Progress
 
 _LOOK_EVERY = 0.25  # seconds
 _GRACE = 30.0  # seconds that jobs have to save when they are told to stop
+_ANSWER = 10.0  # seconds in which a cluster answers
 # What a job says: which one and which attempt at it, where it is, and a message if it has one.
 _Said = tuple[int, str, worker.Message | None]
 
@@ -95,11 +96,13 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own = {"include_dashboard": False} if address == "local" else {}
         try:
+            _knock(address)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what Ray will do in versions to come
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            words = getattr(error, "strerror", None) or str(error)
+            reason = words.splitlines()[0] if words else type(error).__name__
             raise ConfigError(f"no Ray cluster can be used at {address}: {reason}") from error
 
     def _ears(self) -> Any:
@@ -142,6 +145,14 @@ class Cluster:
                 _, running = self._ray.wait(running, num_returns=len(running), timeout=_LOOK_EVERY)
             for result in running:
                 self._ray.cancel(result, force=True)
+
+
+def _knock(address: str) -> None:
+    """See that somebody answers at HOST:PORT; Ray by itself tries for more than half a minute."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER):
+            pass
 
 
 def _pass_on(
