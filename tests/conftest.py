@@ -1,6 +1,7 @@
 """What the tests share: small real data, and the folder with the large datasets."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ settings.register_profile("forgetless", deadline=None, max_examples=50)
 settings.load_profile("forgetless")
 # The tests run in several processes; one thread each keeps them from fighting over cores.
 torch.set_num_threads(1)
+# In the background a shell lets Ctrl-C be ignored, by the tests and by all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,34 @@ def test_gradients_of_several_sets_at_once_are_those_of_one_after_the_other(trai
     assert all(torch.equal(value, before[name]) for name, value in networks.fixed.items())
 
 
+class Doubtful(nn.Linear):
+    """Looks at a value, as `vmap` cannot."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y if float(y.detach().sum()) > -1e9 else -y
+
+
+def test_a_network_that_cannot_run_several_sets_at_once_runs_them_one_by_one():
+    networks = Network(
+        [Doubtful(6, 4)],
+        torch.ones(1, 4, dtype=torch.bool),
+        is_free=lambda name: False,
+        is_frozen=lambda name: False,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+    )
+    sets = [
+        Samples(torch.randn(1, 5, 6, dtype=torch.float64), torch.zeros(1, 5).long(),
+                torch.zeros(1, 5).long())
+        for _ in range(SETS)
+    ]  # fmt: skip
+    found = networks.gradients(sets)
+    assert not networks.runs_several
+    expected = torch.stack([networks.gradient(samples) for samples in sets], dim=1)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(("count", "available"), [(2, 4), (2, 3)])  # drawn one by one, shuffled
 def test_every_choice_is_as_likely_as_any_other(count, available):
     generator = torch.Generator().manual_seed(5)

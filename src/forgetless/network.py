@@ -16,6 +16,7 @@ from forgetless.methods import Samples
 from forgetless.perceptron import Perceptron, perceptron_of
 from forgetless.tangent import Batch, TangentFeatures, features_of
 
+_CACHED = 1 << 24  # bytes that a CPU's cache holds
 Predicate = Callable[[str], bool]
 
 
@@ -69,6 +70,7 @@ class Network:
         # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
         self.batches_linear = device.type == "cuda"
         self.perceptron = self.perceptron_in(self.module)
+        self.runs_several = True  # as far as is known
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -143,11 +145,16 @@ class Network:
     def gradients(self, several: Sequence[Samples]) -> Tensor:
         """The gradients of K sets of samples' mean cross-entropy, (S, K, p).
 
-        On a GPU all at once, as if each set had a network of its own, if they are of one size.
+        If they are of one size all at once, as if each set had a network of its own; on a CPU only
+        where the weights of all these networks stay in its cache.
         """
         alike = len({samples.inputs.shape for samples in several}) == 1
-        if alike and self.theta.is_cuda:
-            return self._gradients_at_once(several)
+        fits = self.theta.is_cuda or len(several) * self.theta.nbytes <= _CACHED
+        if alike and fits and self.runs_several:
+            try:
+                return self._gradients_at_once(several)
+            except (RuntimeError, ValueError, NotImplementedError):
+                self.runs_several = False  # it does what `vmap` cannot, or memory is short
         return torch.stack([self.gradient(samples) for samples in several], dim=1)
 
     def _gradients_at_once(self, several: Sequence[Samples]) -> Tensor:

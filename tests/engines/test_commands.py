@@ -97,21 +97,12 @@ def test_mistakes_are_one_sentence(command, options, words, capsys, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-# Who starts the tests in the background has Ctrl-C ignored, and all that they start.
-LISTENING = """
-import signal
-from forgetless.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-if __name__ == "__main__":
-    main()
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_command_saves_all_jobs(number, capsys, tmp_path):
     longer = [*COMPARE, "--out", "a", "--jobs", "2", "--epochs", "200", "--tasks", "5"]
-    command = [sys.executable, "-c", LISTENING, *longer]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forgetless", *longer], stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 60
     while not list(tmp_path.glob("a/*/jobs/*/trace.json")):
         assert time.monotonic() < until
