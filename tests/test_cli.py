@@ -11,24 +11,11 @@ import numpy as np
 import pytest
 
 from forgetless import load_trace
-from forgetless.cli import main
+from tests.conftest import forgetless
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 QUICK = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10"]
 RUN = ["run", "rotated-digits", "--method", "pca-ogd", *QUICK, "--memory", "5", "--samples", "20"]
-
-
-def forgetless(arguments, capsys):
-    """Exit status, stdout and stderr of a command."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Work in an empty folder, so that default folders are looked at too."""
-    monkeypatch.chdir(tmp_path)
 
 
 def test_run_shows_a_table_and_leaves_a_trace_and_a_picture(capsys, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from forgetless import load_trace
 from forgetless.cli import main
+from tests.conftest import forgetless
 
 QUICK = ["--tasks", "2", "--epochs", "2", "--train-per-class", "10"]
 
@@ -20,13 +21,6 @@ def trained(tmp_path_factory):
             main([*arguments, "--json", "--out", str(root / name)])
         assert stopped.value.code == 0
     return root
-
-
-def forgetless(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
 
 
 def test_a_table_for_people(trained, capsys):

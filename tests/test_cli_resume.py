@@ -1,29 +1,19 @@
 """The same command again: it goes on, skips what is complete, and replaces nothing unasked."""
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
-from forgetless import load_trace
+from forgetless import load_trace, runs
 from forgetless.checkpoint import FolderLock
-from forgetless.cli import main
 from forgetless.learner import Learner
+from tests.conftest import forgetless
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 QUICK = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--memory", "5", "--json"]
 RUN = ["run", "rotated-digits", "--method", "ogd", *QUICK]
 COMPARE = ["compare", "rotated-digits", "--methods", "sgd,ogd,a-gem", *QUICK]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def forgetless(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
 
 
 @pytest.fixture
@@ -126,6 +116,26 @@ def test_a_folder_that_is_being_written_is_not_taken(stopping, capsys, tmp_path)
         assert status == 2
         assert "is being written by process" in err
         status, out, _ = forgetless(RUN, capsys)
+    assert json.loads(out)["out"].endswith("rotated-digits-ogd-2")
+
+
+def test_a_folder_whose_run_ends_while_it_is_looked_at_is_not_taken(
+    stopping, capsys, tmp_path, monkeypatch
+):
+    stopping[0] = 2
+    forgetless(RUN, capsys)
+    plain = runs.standing
+    with ExitStack() as locked:
+        locked.enter_context(FolderLock(tmp_path / "runs" / "rotated-digits-ogd"))
+
+        def standing(*arguments):
+            found = plain(*arguments)
+            locked.close()
+            return found
+
+        monkeypatch.setattr(runs, "standing", standing)
+        status, out, _ = forgetless(RUN, capsys)
+    assert status == 0
     assert json.loads(out)["out"].endswith("rotated-digits-ogd-2")
 
 

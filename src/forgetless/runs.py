@@ -175,11 +175,13 @@ def _unfinished(root: Path, name: str, parts: Mapping[str, Config]) -> Path | No
         folder = _numbered(root, name, n)
         if not folder.is_dir():
             return latest
+        # Looked at first: a run that is completed in the meantime is not to be found unfinished.
+        if any(is_locked(f) for f in (folder, *(folder / part for part in parts))):
+            continue
         found = [standing(folder / part, config) for part, config in parts.items()]
         begun = "unfinished" in found or ("complete" in found and "nothing" in found)
         if begun and "other" not in found:
-            busy = any(is_locked(f) for f in (folder, *(folder / part for part in parts)))
-            latest = latest if busy else folder
+            latest = folder
     return latest
 
 

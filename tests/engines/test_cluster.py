@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from forgetless.cli import main
 from forgetless.engines import Cluster
 from forgetless.engines.job import Job
+from forgetless.paper.store import load_results
 from forgetless.runs import standing
+from tests.conftest import forgetless
 
 from .kills import LONG, connect, node_of, ray_nodes
 from .problems import Events, assert_alike, order, trained
@@ -107,13 +108,6 @@ def test_a_killed_worker_of_the_cluster_is_replaced(nodes, expected, tmp_path):
     assert_alike(tmp_path / "ogd", expected / "ogd")
 
 
-def forgetless(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
-
-
 def test_the_command(nodes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--no-analyse"]
@@ -125,6 +119,20 @@ def test_the_command(nodes, capsys, tmp_path, monkeypatch):
     assert forgetless([*command[:-2], "--out", "b"], capsys)[0] == 0
     for method in ("sgd", "ewc"):
         assert_alike(tmp_path / "a" / method, tmp_path / "b" / method)
+
+
+def test_a_build_of_the_paper(nodes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build = ["paper", "build", "table1", "--scale", "small", "--device", "cpu", "--seeds", "1"]
+    found = []
+    for engine, runs in (("ray", f"file://{tmp_path}/shared"), ("local", "here")):
+        places = ["--runs", runs, "--results", engine, "--page", f"{engine}/page.md"]
+        status, _, err = forgetless([*build, "--engine", engine, *places], capsys)
+        assert status == 0, err
+        data = load_results(tmp_path / engine, ["table1"])["table1"]["data"]
+        found.append({(b, m): of[m]["final"] for b, of in data.items() for m in of})
+    assert found[0] == found[1]
+    assert len(found[0]) == 20
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:9"])

@@ -9,26 +9,15 @@ import time
 
 import pytest
 
-from forgetless.cli import main
 from forgetless.paper.store import load_results
+from tests.conftest import forgetless
 
 from .problems import assert_alike
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 QUICK = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--memory", "5"]
 COMPARE = ["compare", "rotated-digits", "--methods", "sgd,ogd", "--seeds", "2", *QUICK]
 BUILD = ["paper", "build", "table1", "--scale", "small", "--device", "cpu", "--seeds", "1"]
-
-
-def forgetless(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_compare_with_several_jobs_says_the_same(capsys, tmp_path):

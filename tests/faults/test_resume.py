@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from forgetless import (
     PCAOGD,
     SGD,
     Joint,
-    Method,
     TensorScenario,
     TraceError,
     fit,
@@ -23,8 +22,7 @@ from forgetless import (
 from forgetless.checkpoint import Store
 from forgetless.errors import ForgetlessWarning
 from forgetless.learner import Learner
-from forgetless.methods import Nothing
-from tests.conftest import blobs
+from tests.conftest import Bare, blobs
 from tests.methods.test_all_methods import TABLE
 
 from .problems import (
@@ -185,27 +183,11 @@ def test_a_change_of_versions_is_said_and_does_not_stop_it(plug, tmp_path, monke
         small_run(tmp_path / "a")
 
 
-@dataclass(frozen=True)
-class Forgetful(Method):
-    """A method of someone's own, which cannot restore what it remembers."""
-
-    name = "forgetful"
-
-    def init(self, theta, storage=None):
-        return Nothing()
-
-    def update(self, g, state, theta, loss_grad):
-        return g
-
-    def consolidate(self, state, theta, task):
-        return state
-
-
 def test_a_method_that_cannot_restore_its_memory_is_not_saved(plug, tmp_path):
-    stopped_run(tmp_path / "a", plug, 14, method=Forgetful())
+    stopped_run(tmp_path / "a", plug, 14, method=Bare())
     assert not (tmp_path / "a" / "checkpoint").exists()
     with pytest.raises(TraceError, match="holds a trace already"):
-        small_run(tmp_path / "a", method=Forgetful())
+        small_run(tmp_path / "a", method=Bare())
 
 
 def test_checkpoints_can_be_left_out(plug, tmp_path):

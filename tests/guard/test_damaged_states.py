@@ -1,14 +1,13 @@
 """A state that does not fit is refused, and changes nothing."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn, optim
 
-from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Method
-from forgetless.methods import Nothing
+from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint
+from tests.conftest import Bare
 
 from .problems import mlp, task
 from .test_state import METHODS, every_method, learn, started
@@ -145,22 +144,6 @@ def test_rows_on_a_device_that_is_not_here_come_to_the_weights():
     elsewhere = with_header(state, storage={**header(state)["storage"], "device": "cuda:7"})
     guard.load_state_dict(elsewhere)
     assert guard.memory_report().storage == ("dense rows")
-
-
-@dataclass(frozen=True)
-class Bare(Method):
-    """A method that keeps nothing and cannot be loaded."""
-
-    name = "bare"
-
-    def init(self, theta, storage=None):
-        return Nothing()
-
-    def update(self, g, state, theta, loss_grad):
-        return g
-
-    def consolidate(self, state, theta, task):
-        return state
 
 
 def test_a_method_without_restore_says_so():

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from forgetless import SGD, Training, fit
-from forgetless.cli import main
 from forgetless.cli.report import make_report
 from forgetless.page import build_page
 from forgetless.trace import Trace
-from tests.conftest import blobs
+from tests.conftest import blobs, forgetless
 from tests.page.conftest import hostile_trace, train
 
 DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
@@ -80,13 +79,6 @@ def test_a_run_from_a_script_has_a_page(tmp_path):
     (group,) = content(build_page([made]))["groups"]
     assert group["entries"][0]["command"] is None
     assert group["folders"] == []
-
-
-def forgetless(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
 
 
 def test_the_command_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):

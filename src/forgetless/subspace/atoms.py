@@ -55,21 +55,14 @@ class Atoms:
 
     @property
     def small_bytes(self) -> int:
-        """Of L, L⁻¹, moments and weights."""
+        """Of L, (L Lᵀ)⁻¹, moments and weights."""
         weights = 0 if self.weights is None else self.weights.nbytes
         return 2 * self.factor.nbytes + self.moments.nbytes + weights
 
     @cached_property
-    def _inverse(self) -> Tensor:
-        """L⁻¹: solving with L at every step would copy it every time."""
-        identity = torch.eye(self.rank).to(self.factor)
-        inverse: Tensor = solve_triangular(self.factor, identity, upper=False)
-        return inverse
-
-    @cached_property
     def _gram_inverse(self) -> Tensor:
-        """(L Lᵀ)⁻¹, (K, K): one matrix to read at every step in place of two."""
-        return self._inverse.T @ self._inverse
+        """(L Lᵀ)⁻¹, (K, K): solving with L at every step would read it twice, and copy it."""
+        return torch.cholesky_inverse(self.factor)
 
     @cached_property
     def passes(self) -> int:
@@ -80,8 +73,8 @@ class Atoms:
 
     def basis(self) -> Tensor:
         """V, (K, p)."""
-        inverse = self._inverse
-        return self.phi.combine(inverse if self.weights is None else inverse @ self.weights)
+        weights = torch.eye(self.rank).to(self.factor) if self.weights is None else self.weights
+        return self.phi.combine(solve_triangular(self.factor, weights, upper=False))
 
     def project_out(self, g: Tensor, movable: Movable | None = None) -> Tensor:
         """G − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,)."""
