@@ -11,6 +11,7 @@ from forgetless.models import MLP
 from forgetless.network import Network
 from forgetless.perceptron import chain, perceptron_of
 
+EPS = 1e-3  # of the norms here, not PyTorch's own
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
@@ -21,7 +22,18 @@ def slot(flat, start, *shape):
 def forward(x, theta, layer, *, relu):
     z = x @ slot(theta, layer.weight, layer.outputs, layer.inputs).mT
     z = z + slot(theta, layer.bias, 1, layer.outputs)
-    return z.relu() if relu else z
+    u = None
+    if layer.norm is not None:
+        u = (z - of_every(layer.norm.mean, z)) / (of_every(layer.norm.variance, z) + EPS).sqrt()
+        scale, shift = (
+            slot(theta, at, 1, layer.outputs) for at in (layer.norm.scale, layer.norm.shift)
+        )
+        z = scale * u + shift
+    return z.relu() if relu else z, u
+
+
+def of_every(statistics, z):
+    return statistics.repeat_interleave(len(z) // len(statistics), 0).unsqueeze(1)
 
 
 def loss(z, labels, tasks, active, gradient, layer):
@@ -32,8 +44,13 @@ def loss(z, labels, tasks, active, gradient, layer):
     return error
 
 
-def backward(error, theta, below, gradient, layer, lower):
+def backward(error, theta, below, u, gradient, layer, lower):
     error = error @ slot(theta, layer.weight, layer.outputs, layer.inputs) * (below > 0)
+    if (norm := lower.norm) is not None:
+        slot(gradient, norm.shift, lower.outputs).copy_(error.sum(1))
+        slot(gradient, norm.scale, lower.outputs).copy_((error * u).sum(1))
+        error = error * slot(theta, norm.scale, 1, lower.outputs)
+        error = error / (of_every(norm.variance, error) + EPS).sqrt()
     slot(gradient, lower.bias, lower.outputs).copy_(error.sum(1))
     return error
 
@@ -58,7 +75,26 @@ MODELS = {
     "the paper's": lambda: MLP(12, 10, 6),
     "deep": deep,
     "linear": lambda: nn.Linear(12, 6),
+    "normed": lambda: nn.Sequential(
+        nn.Linear(12, 20),
+        nn.BatchNorm1d(20, EPS),
+        nn.ReLU(),
+        nn.Linear(20, 9),
+        nn.ReLU(),
+        nn.Linear(9, 7),
+        nn.BatchNorm1d(7, EPS),
+        nn.ReLU(),
+        nn.Linear(7, 6),
+    ),
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(12, 8), nn.ReLU()), nn.Linear(8, 6)),
+}
+
+
+WIDE = {
+    "wide": lambda: MLP(1024, 100, 6),
+    "wide, normed": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(1024, 100), nn.BatchNorm1d(100, EPS), nn.ReLU(), nn.Linear(100, 6)
+    ),
 }
 
 
@@ -69,7 +105,11 @@ def network(make, device, dtype, *, seeds=3, heads=False):
         active[0, 3:] = active[1, :3] = False
     modules = [make() for _ in range(seeds)]
     last = list(dict(modules[0].named_parameters()))[-2:]
-    return Network(
+    for name, value in modules[0].state_dict().items():  # norms that do something
+        if "running" in name or value.dim() == 1:
+            for module in modules:
+                module.state_dict()[name].uniform_(0.5, 2)
+    found = Network(
         modules,
         active,
         is_free=lambda name: heads and len(last) < 4 and name in last and name != "weight",
@@ -77,6 +117,8 @@ def network(make, device, dtype, *, seeds=3, heads=False):
         device=torch.device(device),
         dtype=dtype,
     )
+    found.module.eval()
+    return found
 
 
 def batch(n, device, dtype, *, heads=False, shape=(12,)):
@@ -109,6 +151,33 @@ def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
     assert torch.allclose(found, net.logits(net.theta, samples.inputs), atol=1e-12)
 
 
+def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):
+    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
+    monkeypatch.setattr(chain, "_kernels", lambda: None)
+    net = network(MODELS["normed"], "cpu", torch.float64)
+    samples = batch(9, "cpu", torch.float64)
+    net.module.train()
+    expected = net.gradient(samples), net.logits(net.theta, samples.inputs)
+    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    net.perceptron = net.perceptron_in(net.module)
+    assert net.perceptron is not None
+    assert torch.equal(net.gradient(samples), expected[0])
+    assert torch.equal(net.logits(net.theta, samples.inputs), expected[1])
+    net.module.eval()
+    assert not torch.allclose(net.gradient(samples), expected[0])
+
+
+def test_gradients_of_several_sets_use_their_seeds_statistics(monkeypatch):
+    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
+    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    net = network(MODELS["normed"], "cpu", torch.float64)
+    several = [batch(n, "cpu", torch.float64) for n in (4, 4)]
+    found = net.gradients(several)
+    assert net.runs_several
+    for number, samples in enumerate(several):
+        assert torch.allclose(found[:, number], by_autograd(net, samples), atol=1e-12)
+
+
 class Doubled(nn.Sequential):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -128,6 +197,20 @@ def hooked():
         lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU()),
         lambda: nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2)),
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.ReLU(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False), nn.ReLU(), nn.Linear(3, 2)
+        ),
+        lambda: nn.Sequential(
+            nn.Linear(4, 3),
+            nn.BatchNorm1d(3, track_running_stats=False),
+            nn.ReLU(),
+            nn.Linear(3, 2),
+        ),
         hooked,
     ],
 )
@@ -136,7 +219,7 @@ def test_what_is_no_perceptron(make, monkeypatch):
     monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
     module = make()
     shapes = {n: p.shape for n, p in module.named_parameters()}
-    assert perceptron_of(module, shapes, torch.zeros(1, 9)) is None
+    assert perceptron_of(module, shapes, dict(module.named_buffers()), torch.zeros(1, 9)) is None
 
 
 def test_a_frozen_layer_makes_no_perceptron(monkeypatch):
@@ -144,20 +227,17 @@ def test_a_frozen_layer_makes_no_perceptron(monkeypatch):
     monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
     module = deep()
     shapes = {n: p.shape for n, p in module.named_parameters()}
-    assert perceptron_of(module, shapes, torch.zeros(1, 9)) is not None
+    assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is not None
     del shapes["1.weight"]
-    assert perceptron_of(module, shapes, torch.zeros(1, 9)) is None
+    assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is None
 
 
 @needs_gpu
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("n", [1, 7, 32, 64])
-@pytest.mark.parametrize("name", [*MODELS, "wide"])
+@pytest.mark.parametrize("name", [*MODELS, *WIDE])
 def test_the_kernels_are_as_exact_as_autograd(name, n, heads):
-    shape = (12,)
-    make = MODELS.get(name)
-    if make is None:
-        make, shape = (lambda: MLP(1024, 100, 6)), (1, 32, 32)
+    make, shape = (WIDE[name], (1, 32, 32)) if name in WIDE else (MODELS[name], (12,))
     heads = heads and name != "linear"
     exact = by_autograd(
         network(make, "cuda", torch.float64, heads=heads),

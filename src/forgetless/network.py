@@ -81,7 +81,13 @@ class Network:
 
     def perceptron_in(self, module: nn.Module) -> Perceptron | None:
         """The module, or None if it is not a perceptron of all that is trained."""
-        return perceptron_of(module, self.shapes, self.theta)
+        return perceptron_of(module, self.shapes, self.fixed, self.theta)
+
+    def _by_hand(self) -> Perceptron | None:
+        """The perceptron, if it does what the module does in its present mode."""
+        if self.perceptron is None or (self.module.training and self.perceptron.has_norms):
+            return None
+        return self.perceptron
 
     def values(self, theta: Tensor) -> dict[str, Tensor]:
         """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed.
@@ -103,8 +109,9 @@ class Network:
         With `remember`, what the module notes in its buffers on the way (batch-norm statistics) is
         kept.
         """
-        if self.perceptron is not None and not theta.requires_grad:
-            return self.perceptron.logits(theta, inputs)
+        by_hand = self._by_hand()
+        if by_hand is not None and not theta.requires_grad:
+            return by_hand.logits(theta, inputs)
         values = self.values(theta)
         if self.module.training and not remember:
             values |= {n: values[n].clone() for n in self.fixed}
@@ -127,9 +134,10 @@ class Network:
 
     def _gradient(self, theta: Tensor, samples: Samples, *, remember: bool) -> Tensor:
         """At weights (S, p), or (S · K, p) for K sets of samples a seed."""
-        if self.perceptron is not None and len(samples) <= self.perceptron.most:
+        by_hand = self._by_hand()
+        if by_hand is not None and len(samples) <= by_hand.most:
             belongings = samples.labels, samples.tasks, self.active
-            return self.perceptron.gradient(theta, samples.inputs, *belongings)
+            return by_hand.gradient(theta, samples.inputs, *belongings)
         theta = theta.detach().requires_grad_()
         try:
             logits = self.logits(theta, samples.inputs, remember=remember)

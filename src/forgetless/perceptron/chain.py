@@ -7,6 +7,11 @@ one for the loss:
     h₀ = x,   h_l = max(0, h_{l−1} W_lᵀ + b_l),   z = h_{L−1} W_Lᵀ + b_L,
     D_L = (softmax(z) − onehot) / n,   D_{l−1} = (D_l W_l) ∘ [h_{l−1} > 0],
     ∂W_l = D_lᵀ h_{l−1},   ∂b_l = Σ_n D_l.
+
+A batch norm in eval mode before a ReLU costs no kernel more. With a_l = h_{l−1} W_lᵀ + b_l,
+
+    u_l = (a_l − μ) / √(σ² + ε),   h_l = max(0, γ ∘ u_l + β),
+    ∂β = Σ_n E_l,   ∂γ = Σ_n E_l ∘ u_l,   D_l = E_l ∘ γ / √(σ² + ε)   for E_l = ∂(γ ∘ u_l + β).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +24,32 @@ from torch import Size, Tensor, nn
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A batch norm in eval mode: where γ and β lie in a flat vector, μ and σ² (S, outputs), ε."""
+
+    scale: int
+    shift: int
+    mean: Tensor
+    variance: Tensor
+    eps: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Layer:
-    """Where a linear layer's parameters lie in a flat vector, and its sizes."""
+    """Where a linear layer's parameters lie in a flat vector, its sizes, and the norm after it."""
 
     weight: int
     bias: int
     inputs: int
     outputs: int
+    norm: Norm | None = None
 
 
 @final
 class Perceptron:
-    """Linear layers with ReLU between them, S sets of weights in one flat tensor (S, p).
+    """Linear layers, norms and ReLU between them, S sets of weights in one flat tensor (S, p).
 
     Arguments:
         layers: first to last.
@@ -41,6 +59,7 @@ class Perceptron:
     def __init__(self, layers: Sequence[Layer], kernels: Any) -> None:
         self.layers = tuple(layers)
         self.kernels = kernels
+        self.has_norms = any(layer.norm for layer in layers)
 
     @property
     def most(self) -> int:
@@ -60,36 +79,46 @@ class Perceptron:
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
         gradient = torch.empty_like(theta)
-        hidden = [inputs.flatten(2)]
+        hidden, normed = [inputs.flatten(2)], []
         for layer in self.layers:
             relu = layer is not self.layers[-1]
-            hidden.append(self.kernels.forward(hidden[-1], theta, layer, relu=relu))
+            above, u = self.kernels.forward(hidden[-1], theta, layer, relu=relu)
+            hidden.append(above)
+            normed.append(u)
         last = self.layers[-1]
         error = self.kernels.loss(hidden.pop(), labels, tasks, active, gradient, last)
         for number in range(len(self.layers) - 1, -1, -1):
             layer, below = self.layers[number], hidden[number]
             self.kernels.weight_gradient(error, below, gradient, layer)
             if number:
+                lower = self.layers[number - 1]
                 error = self.kernels.backward(
-                    error, theta, below, gradient, layer, self.layers[number - 1]
+                    error, theta, below, normed[number - 1], gradient, layer, lower
                 )
         return gradient
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """All outputs: (S, p), (S, n, *) → (S, n, C)."""
+
+        def of(start: int, *shape: int) -> Tensor:
+            return theta[:, start : start + Size(shape).numel()].view(-1, *shape)
+
         values = inputs.flatten(2)
         for layer in self.layers:
-            shape = layer.outputs, layer.inputs
-            weight = theta[:, layer.weight :][:, : layer.outputs * layer.inputs].unflatten(1, shape)
-            bias = theta[:, layer.bias :][:, : layer.outputs].unsqueeze(1)
-            values = torch.baddbmm(bias, values, weight.mT)
+            weight = of(layer.weight, layer.outputs, layer.inputs)
+            values = torch.baddbmm(of(layer.bias, 1, layer.outputs), values, weight.mT)
+            if (norm := layer.norm) is not None:
+                rate = torch.rsqrt(norm.variance + norm.eps).unsqueeze(1)
+                values = (values - norm.mean.unsqueeze(1)) * rate
+                scale, shift = of(norm.scale, 1, layer.outputs), of(norm.shift, 1, layer.outputs)
+                values = torch.addcmul(shift, values, scale)
             if layer is not self.layers[-1]:
                 values = values.relu_()
         return values
 
 
 def perceptron_of(
-    module: nn.Module, shapes: Mapping[str, Size], theta: Tensor
+    module: nn.Module, shapes: Mapping[str, Size], fixed: Mapping[str, Tensor], theta: Tensor
 ) -> Perceptron | None:
     """The module as a perceptron, if it is one and a GPU is to run it.
 
@@ -97,30 +126,65 @@ def perceptron_of(
         module: any network.
         shapes: of the parameters that are trained, by name, in the order in which they lie in a
             flat vector.
+        fixed: everything else, (S, *shape) by name; norms look at it whenever they are run.
         theta: the flat vectors, (S, p).
     """
-    chain = list(_chain(module, ""))
-    if chain and isinstance(chain[0][1], nn.Flatten) and chain[0][1].start_dim == 1:
-        del chain[0]
-    linear, between = chain[::2], chain[1::2]
-    is_perceptron = (
-        len(linear) == len(between) + 1
-        and all(type(m) is nn.Linear and m.bias is not None for _, m in linear)
-        and all(type(m) is nn.ReLU for _, m in between)
-    )
-    names = [f"{name}{part}" for name, _ in linear for part in ("weight", "bias")]
-    if not is_perceptron or set(names) != set(shapes) or not _can_run(theta):
+    linear, norms = _linear_and_norms(module)
+    names = [f"{n}{part}" for n in (*linear, *norms) for part in ("weight", "bias")]
+    statistics = [f"{n}running_{part}" for n in norms for part in ("mean", "var")]
+    known = set(names) == set(shapes) and fixed.keys() >= set(statistics)
+    if not linear or not known or not _can_run(theta):
         return None
     kernels = _kernels()
     sizes = [shape.numel() for shape in shapes.values()]
     starts = {n: sum(sizes[:i]) for i, n in enumerate(shapes)}
+    after = {
+        before: Norm(
+            starts[f"{n}weight"],
+            starts[f"{n}bias"],
+            fixed[f"{n}running_mean"],
+            fixed[f"{n}running_var"],
+            norm.eps,
+        )
+        for n, (norm, before) in norms.items()
+    }
     layers = [
-        Layer(starts[f"{n}weight"], starts[f"{n}bias"], m.in_features, m.out_features)
-        for n, m in linear
-        if isinstance(m, nn.Linear)
+        Layer(starts[f"{n}weight"], starts[f"{n}bias"], m.in_features, m.out_features, after.get(n))
+        for n, m in linear.items()
     ]
     few = layers[-1].outputs <= 256  # of which a program looks at all
     return Perceptron(layers, kernels) if kernels is not None and few else None
+
+
+def _linear_and_norms(
+    module: nn.Module,
+) -> tuple[dict[str, nn.Linear], dict[str, tuple[nn.BatchNorm1d, str]]]:
+    """A perceptron's layers by name, norms each with the name of the layer before it.
+
+    No layers if it is none: linear ones, ReLU between them, some with a norm before.
+    """
+    linear: dict[str, nn.Linear] = {}
+    norms: dict[str, tuple[nn.BatchNorm1d, str]] = {}
+    chain = list(_chain(module, ""))
+    if chain and isinstance(chain[0][1], nn.Flatten) and chain[0][1].start_dim == 1:
+        del chain[0]
+    latest: type[nn.Module] = nn.ReLU
+    before = ""
+    for name, part in chain:
+        if type(part) is nn.Linear and part.bias is not None and latest is nn.ReLU:
+            linear[name] = part
+            before = name
+        elif type(part) is nn.BatchNorm1d and _is_affine(part) and latest is nn.Linear:
+            norms[name] = part, before
+        elif type(part) is not nn.ReLU or latest is nn.ReLU:
+            return {}, {}
+        latest = type(part)
+    return (linear, norms) if latest is nn.Linear else ({}, {})
+
+
+def _is_affine(norm: nn.BatchNorm1d) -> bool:
+    """Whether it has γ, β, and statistics for eval mode."""
+    return norm.affine and norm.running_mean is not None
 
 
 def _chain(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

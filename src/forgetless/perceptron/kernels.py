@@ -19,13 +19,35 @@ _SIDE = 32  # of a tile of weights
 _WARPS = 4
 _SIDE_WARPS = 4
 _SIZES = ["n", "inputs", "outputs", "p", "weight", "bias", "x_seed", "x_row"]
+_NORM = ["eps", "scale", "shift", "times"]
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
+def _rate(variance, column, eps):
+    """What a norm multiplies with, 1 / √(σ² + ε)."""
+    return 1.0 / tl.sqrt_rn(tl.load(variance + column) + eps)
+
+
+@triton.jit
+def _finished(
+    total, theta, normed, mean, variance, eps, scale, shift, place, column, there,
+    norm: tl.constexpr, relu: tl.constexpr,
+):  # fmt: skip
+    """What a layer makes of x Wᵀ + b; with a norm, (x Wᵀ + b − μ) / √(σ² + ε) is kept."""
+    if norm:
+        total = (total - tl.load(mean + column)) * _rate(variance, column, eps)
+        tl.store(normed + place, total, mask=there)
+        total = total * tl.load(theta + scale + column) + tl.load(theta + shift + column)
+    if relu:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return total
+
+
+@triton.jit(do_not_specialize=[*_SIZES, *_NORM])
 def _forward(
-    x, theta, out, n, inputs, outputs, p, weight, bias, x_seed, x_row, whole: tl.constexpr,
-    relu: tl.constexpr, height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
-    steps: tl.constexpr,
+    x, theta, out, normed, mean, variance, n, inputs, outputs, p, weight, bias, x_seed, x_row,
+    eps, scale, shift, times, whole: tl.constexpr, norm: tl.constexpr, relu: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr, steps: tl.constexpr,
 ):  # fmt: skip
     """A tile of x Wᵀ + b, or where it is not the whole, of what some of the inputs add to x Wᵀ."""
     seed = tl.program_id(2)
@@ -48,28 +70,40 @@ def _forward(
             other=0.0,
         )
         total = tl.dot(left, right, total, input_precision="tf32x3")
-    if whole:
-        total += tl.load(theta + bias + column, mask=column < outputs, other=0.0)[None, :]
-        if relu:
-            total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = ((seed * tl.num_programs(1) + part) * n + row[:, None]) * outputs + column[None, :]
-    tl.store(out + place, total, mask=(row < n)[:, None] & (column < outputs)[None, :])
+    there = (row < n)[:, None] & (column < outputs)[None, :]
+    if whole:
+        known = tl.minimum(column, outputs - 1)[None, :]
+        total += tl.load(theta + bias + known)
+        mean += seed // times * outputs
+        variance += seed // times * outputs
+        total = _finished(
+            total, theta, normed, mean, variance, eps, scale, shift, place, known, there, norm, relu
+        )
+    tl.store(out + place, total, mask=there)
 
 
-@triton.jit(do_not_specialize=["size", "outputs", "p", "bias", "parts"])
+@triton.jit(do_not_specialize=["size", "outputs", "p", "bias", "parts", *_NORM])
 def _add_up(
-    found, theta, out, size, outputs, p, bias, parts, relu: tl.constexpr, width: tl.constexpr
-):
+    found, theta, out, normed, mean, variance, size, outputs, p, bias, parts, eps, scale, shift,
+    times, norm: tl.constexpr, relu: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
     """What the parts add to x Wᵀ, plus b."""
     seed = tl.program_id(1)
     place = tl.program_id(0) * width + tl.arange(0, width)
     there = place < size
-    total = tl.load(theta + seed * p + bias + place % outputs, mask=there, other=0.0)
+    column = place % outputs
+    theta += seed * p
+    total = tl.load(theta + bias + column)
     for part in range(parts):
         total += tl.load(found + (seed * parts + part) * size + place, mask=there, other=0.0)
-    if relu:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + seed * size + place, total, mask=there)
+    place += seed * size
+    mean += seed // times * outputs
+    variance += seed // times * outputs
+    total = _finished(
+        total, theta, normed, mean, variance, eps, scale, shift, place, column, there, norm, relu
+    )
+    tl.store(out + place, total, mask=there)
 
 
 @triton.jit(do_not_specialize=["n", "classes", "p", "bias", "label_seed", "task_seed"])
@@ -98,12 +132,16 @@ def _loss(
     tl.store(gradient + seed * p + bias + column, tl.sum(wrong, 0), mask=column < classes)
 
 
-@triton.jit(do_not_specialize=["n", "inputs", "outputs", "p", "weight", "bias"])
+@triton.jit(do_not_specialize=["n", "inputs", "outputs", "p", "weight", "bias", *_NORM])
 def _backward(
-    error, theta, below, out, gradient, n, inputs, outputs, p, weight, bias,
-    height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
+    error, theta, below, normed, mean, variance, out, gradient, n, inputs, outputs, p, weight,
+    bias, eps, scale, shift, times, norm: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    depth: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of (D W) ∘ [h > 0], and their sums: the gradient of the bias below."""
+    """Some columns of (D W) ∘ [h > 0], and their sums: the gradient of the bias below.
+
+    With a norm below, its γ and β get their gradients, and the bias is before it.
+    """
     seed = tl.program_id(1)
     column = tl.program_id(0) * width + tl.arange(0, width)
     row = tl.arange(0, height)
@@ -124,8 +162,17 @@ def _backward(
     place = (seed * n + row[:, None]) * inputs + column[None, :]
     there = (row < n)[:, None] & (column < inputs)[None, :]
     total = tl.where(tl.load(below + place, mask=there, other=0.0) > 0, total, 0.0)
+    theta += seed * p
+    gradient += seed * p
+    if norm:
+        u = tl.load(normed + place, mask=there, other=0.0)
+        tl.store(gradient + shift + column, tl.sum(total, 0), mask=column < inputs)
+        tl.store(gradient + scale + column, tl.sum(total * u, 0), mask=column < inputs)
+        known = tl.minimum(column, inputs - 1)
+        rate = _rate(variance + seed // times * inputs, known, eps)
+        total *= (tl.load(theta + scale + known) * rate)[None, :]
     tl.store(out + place, total, mask=there)
-    tl.store(gradient + seed * p + bias + column, tl.sum(total, 0), mask=column < inputs)
+    tl.store(gradient + bias + column, tl.sum(total, 0), mask=column < inputs)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -154,28 +201,43 @@ def _weight_gradient(
     tl.store(gradient + place, total, mask=(row < outputs)[:, None] & (column < inputs)[None, :])
 
 
-def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> Tensor:
-    """X Wᵀ + b, or the positive part of that: (S, n, i), (S, p) → (S, n, o)."""
+def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor, Tensor | None]:
+    """X Wᵀ + b, through the layer's norm if it has one, or its positive part.
+
+    (S, n, i), (S, p) → (S, n, o); with a norm also what that makes of x Wᵀ + b before γ and β.
+    """
     seeds, n, _ = x.shape
     # Many inputs are summed in parts: one after the other they would keep few processors busy.
     steps = triton.cdiv(layer.inputs, _INNER)
     steps = steps if steps <= _STEPS else _STEPS
     parts = triton.cdiv(layer.inputs, steps * _INNER)
-    found = x.new_empty(seeds, parts, n, layer.outputs)
-    _forward[(triton.cdiv(layer.outputs, _OUTPUTS), parts, seeds)](
-        x, theta, found, n, layer.inputs, layer.outputs, theta.shape[1], layer.weight, layer.bias,
-        x.stride(0), x.stride(1), whole=parts == 1, relu=relu, height=_rounded(n),
-        width=_OUTPUTS, depth=_INNER, steps=steps, num_warps=_WARPS,
-    )  # fmt: skip
-    if parts == 1:
-        return found.squeeze(1)
     out = x.new_empty(seeds, n, layer.outputs)
-    size = n * layer.outputs
-    _add_up[(triton.cdiv(size, _ADDED), seeds)](
-        found, theta, out, size, layer.outputs, theta.shape[1], layer.bias, parts, relu=relu,
-        width=_ADDED, num_warps=4,
+    found = out if parts == 1 else x.new_empty(seeds, parts, n, layer.outputs)
+    normed = None if layer.norm is None else torch.empty_like(out)
+    tensors, numbers = _norm_arguments(layer.norm, normed, theta)
+    _forward[(triton.cdiv(layer.outputs, _OUTPUTS), parts, seeds)](
+        x, theta, found, *tensors, n, layer.inputs, layer.outputs, theta.shape[1], layer.weight,
+        layer.bias, x.stride(0), x.stride(1), *numbers, whole=parts == 1,
+        norm=normed is not None, relu=relu, height=_rounded(n), width=_OUTPUTS, depth=_INNER,
+        steps=steps, num_warps=_WARPS,
     )  # fmt: skip
-    return out
+    if parts > 1:
+        size = n * layer.outputs
+        _add_up[(triton.cdiv(size, _ADDED), seeds)](
+            found, theta, out, *tensors, size, layer.outputs, theta.shape[1], layer.bias, parts,
+            *numbers, norm=normed is not None, relu=relu, width=_ADDED, num_warps=4,
+        )  # fmt: skip
+    return out, normed
+
+
+def _norm_arguments(
+    norm: Any, normed: Tensor | None, theta: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[float, int, int, int]]:
+    """What kernels need of a norm: tensors and numbers, of no meaning if there is none."""
+    if norm is None or normed is None:
+        return (theta, theta, theta), (0.0, 0, 0, 1)
+    numbers = norm.eps, norm.scale, norm.shift, len(theta) // len(norm.mean)
+    return (normed, norm.mean, norm.variance), numbers
 
 
 def _rounded(size: int) -> int:
@@ -198,15 +260,20 @@ def loss(
 
 
 def backward(
-    error: Tensor, theta: Tensor, below: Tensor, gradient: Tensor, layer: Any, lower: Any
-) -> Tensor:
-    """(D W) ∘ [h > 0], (S, n, i); its sum over samples goes to the bias of the lower layer."""
+    error: Tensor, theta: Tensor, below: Tensor, normed: Tensor | None, gradient: Tensor,
+    layer: Any, lower: Any,
+) -> Tensor:  # fmt: skip
+    """(D W) ∘ [h > 0], (S, n, i), through the lower layer's norm if it has one.
+
+    The gradients of the lower layer's bias and of its norm go to their places.
+    """
     seeds, n, _ = error.shape
     out = torch.empty_like(below)
+    tensors, numbers = _norm_arguments(lower.norm, normed, theta)
     _backward[(triton.cdiv(layer.inputs, _OUTPUTS), seeds)](
-        error, theta, below, out, gradient, n, layer.inputs, layer.outputs, theta.shape[1],
-        layer.weight, lower.bias, height=_rounded(n), width=_OUTPUTS, depth=_INNER,
-        num_warps=_WARPS,
+        error, theta, below, *tensors, out, gradient, n, layer.inputs, layer.outputs,
+        theta.shape[1], layer.weight, lower.bias, *numbers, norm=normed is not None,
+        height=_rounded(n), width=_OUTPUTS, depth=_INNER, num_warps=_WARPS,
     )  # fmt: skip
     return out
 
