@@ -10,6 +10,8 @@ from torch import nn
 from forgetless.methods import Samples
 from forgetless.network import Network
 from forgetless.streams import batch
+from forgetless.tangent import chunks
+from forgetless.tangent.capture import capture
 
 SEEDS, SETS, SIZE = 2, 3, 7
 
@@ -86,3 +88,22 @@ def test_every_choice_is_as_likely_as_any_other(count, available):
     counts = Counter(draws)
     assert len(counts) == available * (available - 1)
     assert chisquare(list(counts.values())).pvalue > 0.01
+
+
+def test_samples_show_only_once_how_much_memory_they_take(monkeypatch):
+    sizes = []
+
+    def counted(part, fallen):
+        sizes.append(part.n)
+        return capture(part, fallen)
+
+    monkeypatch.setattr(chunks, "capture", counted)
+    net = network(training=False)
+    n = 4 * chunks._PROBE
+    labels = torch.zeros(2, n, dtype=torch.long)
+    samples = Samples(torch.randn(2, n, 6, dtype=torch.float64), labels, labels)
+    first, second = (net.features(samples, seed).gram() for seed in (0, 1))
+    assert sizes == [chunks._PROBE, n, n]
+    assert net.loss_features(samples, 0).shape[0] == n
+    assert sizes[3:] == [chunks._PROBE]
+    assert not torch.equal(first, second)

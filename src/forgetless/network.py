@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
@@ -71,6 +71,7 @@ class Network:
         self.batches_linear = device.type == "cuda"
         self.perceptron = self.perceptron_in(self.module)
         self.runs_several = True  # as far as is known
+        self._sample_bytes: dict[tuple[str, Size], int | None] = {}  # of features, by their scalar
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -209,17 +210,21 @@ class Network:
     ) -> TangentFeatures:
         values = {n: v[seed] for n, v in self.values(self.theta).items()}
         training = self.module.training
+        alike = scalar.__name__, samples.inputs.shape[2:]
         self.module.eval()
         try:
-            return features_of(
+            phi = features_of(
                 self.module,
                 values,
                 [Batch((samples.inputs[seed],), {}, belongings)],
                 scalar,
                 names=self.protected_names,
+                sample_bytes=self._sample_bytes.get(alike),
             )
         finally:
             self.module.train(training)
+        self._sample_bytes[alike] = phi.sample_bytes
+        return phi
 
     def state_dict(self, seed: int) -> dict[str, Tensor]:
         """The weights and buffers of one seed, as its module's `load_state_dict` takes them."""

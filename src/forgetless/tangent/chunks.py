@@ -69,9 +69,13 @@ class Chunks:
         problems: the same scalars of the same network, each of some samples; inputs of one problem
             have one shape.
         chunk: samples that go through the network at once; None: as many as fit well.
+        sample_bytes: what a sample takes, where that is known from the same scalars of the same
+            network; otherwise a few samples show it.
     """
 
-    def __init__(self, problems: Sequence[Problem], chunk: int | None) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], chunk: int | None, sample_bytes: int | None = None
+    ) -> None:
         self.names = problems[0].names
         values = [problems[0].values[name] for name in self.names]
         self.sizes = tuple(value.numel() for value in values)
@@ -82,19 +86,25 @@ class Chunks:
         # Memory of a GPU that is free is there to be used.
         free = memory_of(self.like.device) if self.like.is_cuda else None
         self.budget = max(_BUDGET, (free or 0) // 4)
+        if chunk is None and sample_bytes is not None:
+            chunk = self._fitting(sample_bytes)
         size = min(problems[0].n, _PROBE if chunk is None else chunk)
         first = self._capture(problems[0].select(slice(0, size)))
         self.per_sample = len(first.blocks)  # K
+        self.sample_bytes = max(1, _bytes(first) // size)
         if chunk is None and size < max(problem.n for problem in problems):
-            bytes_each = max(1, _bytes(first) // size)
-            most = _CHUNK.get(self.like.device.type, _CHUNK["cpu"])
-            chunk = max(1, min(most, self.budget // 8 // bytes_each))
+            chunk = self._fitting(self.sample_bytes)
         self.parts = [
             problem.select(some) for problem in problems for some in cuts(problem.n, chunk or size)
         ]
         self.starts = list(accumulate((part.n for part in self.parts), initial=0))
         if self.parts[0].n == size:
             self._keep(0, first)
+
+    def _fitting(self, sample_bytes: int) -> int:
+        """How many samples go well through the network at once."""
+        most = _CHUNK.get(self.like.device.type, _CHUNK["cpu"])
+        return max(1, min(most, self.budget // 8 // sample_bytes))
 
     @property
     def height(self) -> int:

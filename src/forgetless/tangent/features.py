@@ -45,6 +45,11 @@ class TangentFeatures:
         """Parameter name → how its gradients are held: the layer's rule, "vmap" or "loop"."""
         return dict(self.source.rules)
 
+    @property
+    def sample_bytes(self) -> int | None:
+        """What a sample takes that goes through the network; None if none has to any more."""
+        return self.source.sample_bytes if isinstance(self.source, Chunks) else None
+
     def __repr__(self) -> str:
         n, p = self.shape
         return f"TangentFeatures(n={n}, p={p}, rules={sorted(set(self.rules.values()))})"
@@ -227,6 +232,7 @@ def features_of(
     names: Sequence[str],
     chunk: int | None = None,
     lasting: bool = False,
+    sample_bytes: int | None = None,
 ) -> TangentFeatures:
     """The gradient of one scalar (or of K) per sample with respect to the named parameters.
 
@@ -238,6 +244,7 @@ def features_of(
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
         lasting: the values will not be changed; otherwise they are copied.
+        sample_bytes: those of earlier features of the same scalars of the same network.
     """
     first, *others = batches
     names, args, kwargs = tuple(names), first.args, first.kwargs
@@ -245,7 +252,7 @@ def features_of(
         module, values, names, args, kwargs, scalar, first.belongings, lasting=lasting
     )
     rest = [problem.on(part.args, part.kwargs, part.belongings) for part in others]
-    return TangentFeatures(Chunks([problem, *rest], chunk))
+    return TangentFeatures(Chunks([problem, *rest], chunk, sample_bytes))
 
 
 def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:
