@@ -1,38 +1,14 @@
 """Training steps as CUDA graphs: recorded once, then run again and again without Python."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor
 
+from forgetless.capturing import capturing
 from forgetless.driver import Draws, batches_of
 from forgetless.methods import Samples
-
-
-@contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
-    """What is launched becomes part of the graph.
-
-    As `torch.cuda.graph`, without its clearing of the allocator's cache, which costs more than the
-    recording of a small network's steps. Other threads may go on using the GPU.
-    """
-    stream = _side_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            yield
-        finally:
-            graph.capture_end()
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Capturing cannot be done on the stream that everyone uses."""
-    return torch.cuda.Stream(device)
 
 
 @final
@@ -73,7 +49,7 @@ class Recording:
         self._index = torch.zeros(seeds, steps * batch_size, dtype=torch.long, device=device)
         self._choices = draws.blank(steps)
         self._graph = torch.cuda.CUDAGraph()
-        with draws.handing_out(self._choices), _capturing(self._graph, device):
+        with draws.handing_out(self._choices), capturing(self._graph, device):
             for batch in batches_of(take(self._index), batch_size):
                 step(batch)
             self._result = result()

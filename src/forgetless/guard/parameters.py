@@ -103,6 +103,10 @@ class Parameters:
             self._flats[purpose] = kept
         return kept
 
+    def pointers(self) -> tuple[int, ...]:
+        """Where in memory the parameters are."""
+        return tuple([tensor.data_ptr() for tensor in self._here()])
+
     def read(self, out: Flat | None = None) -> Tensor:
         """The parameters, (1, p)."""
         vector = self.empty() if out is None else out.vector

@@ -49,14 +49,18 @@ class Removed:
         self.sums: Tensor | None = None  # (2, parameters)
         self.last: Tensor | None = None
 
-    def note(self, step: Sequence[Tensor], removed: Sequence[Tensor]) -> None:
-        """One more step, as it was and what was taken out of it, parameter by parameter."""
+    def add(self, step: Sequence[Tensor], removed: Sequence[Tensor]) -> None:
+        """Note a step as it was and what was taken out of it, parameter by parameter.
+
+        The sums stay where they are, so that a GPU can repeat it. `steps` is counted elsewhere.
+        """
         norms = torch.stack(torch._foreach_norm([*step, *removed]))
         squares = float64(norms).square().view(2, -1)
+        if self.sums is None or self.last is None:
+            self.sums, self.last = torch.zeros_like(squares), torch.zeros_like(squares)
         # A step that overflowed is one that `GradScaler` leaves out.
-        self.last = torch.where(squares.isfinite().all(), squares, torch.zeros_like(squares))
-        self.sums = self.last if self.sums is None else self.sums + self.last
-        self.steps += 1
+        self.last.copy_(torch.where(squares.isfinite().all(), squares, 0.0))
+        self.sums += self.last
 
     def stats(self) -> Stats:
         """The shares so far."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from forgetless.capturing import Repeated
 from forgetless.errors import ConfigError
 from forgetless.guard.arguments import Projected
 from forgetless.guard.model import GuardedModel, MemoryGradient, full_precision
-from forgetless.guard.parameters import Flat
 from forgetless.guard.report import Removed
 from forgetless.methods import Method, Nothing, State
+from forgetless.methods.orthogonal import Orthogonal
 from forgetless.ranks import Ranks
 from forgetless.subspace import Subspace
 
@@ -54,7 +56,7 @@ class Steps:
         self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
-        self._before: Flat | None = None
+        self._knows_before = False  # whether it read the parameters before a step
         self._warned = False
         self.follow(None)
 
@@ -64,6 +66,8 @@ class Steps:
         self._place = self._parameters.place
         self._restricted: dict[tuple[int, ...], State] = {}
         self.removed = Removed(self._parameters.names, self._ranks)
+        self._read_all = Repeated(self._read)
+        self._correct_all = Repeated(partial(self._correct, tuple(range(len(self.removed.names)))))
 
     def follow_model(self) -> None:
         """Bring the memory to where the model is now."""
@@ -108,8 +112,8 @@ class Steps:
             return None
         self.follow_model()
         if self.project == "update":
-            self._before = self._parameters.flat("before", self._place)
-            self._parameters.read(self._before)
+            self._read_all(self._parameters.pointers(), self._place[0])
+            self._knows_before = True
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -132,16 +136,34 @@ class Steps:
     def _after_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        before, self._before = self._before, None
-        movable = () if before is None else self._parameters.movable(optimizer)
-        if before is None or not movable:
+        knows_before, self._knows_before = self._knows_before, False
+        movable = self._parameters.movable(optimizer) if knows_before else ()
+        if not movable:
             return
-        step, removed = (self._parameters.flat(what, self._place) for what in ("step", "removed"))
+        if len(movable) == len(self._parameters.names) and self._only_launches():
+            self._correct_all(self._parameters.pointers(), self._place[0])
+        else:
+            self._correct(movable)
+        self._noted()
+
+    def _only_launches(self) -> bool:
+        """Whether changing a step is known to be the GPU's work alone, the same every time."""
+        alone = self._ranks is None and self._parameters.shares is None
+        return alone and type(self.method).update is Orthogonal.update
+
+    def _read(self) -> None:
+        """Remember the parameters before a step."""
+        self._parameters.read(self._parameters.flat("before", self._place))
+
+    def _correct(self, movable: tuple[int, ...]) -> None:
+        """Take back what the method takes out of the step from there."""
+        flat = partial(self._parameters.flat, place=self._place)
+        before, step, removed = flat("before"), flat("step"), flat("removed")
         self._parameters.difference(before, step)  # what the optimizer takes away
         kept = self._changed(step.vector, before.vector, movable)
         torch.sub(step.vector, kept, out=removed.vector)
         self._parameters.add(removed)
-        self._note(step.parts, removed.parts)
+        self.removed.add(step.parts, removed.parts)
 
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)
@@ -154,7 +176,8 @@ class Steps:
         kept = self._changed(gradient, self._parameters.read(), movable)
         if self.method.is_projection:
             parts = self._parameters.parts
-            self._note(parts(gradient), parts(gradient - kept))
+            self.removed.add(parts(gradient), parts(gradient - kept))
+            self._noted()
         if scale is not None:
             kept = kept * scale.to(kept.device)
         self._parameters.write_gradients(kept, movable)
@@ -184,8 +207,9 @@ class Steps:
             self._restricted[movable] = state.restricted(columns)
         return self._restricted[movable]
 
-    def _note(self, step: list[Tensor], removed: list[Tensor]) -> None:
-        self.removed.note(step, removed)
+    def _noted(self) -> None:
+        """One more step was noted."""
+        self.removed.steps += 1
         if self.removed.steps % _LOOK_EVERY == 0:
             self.look()
 

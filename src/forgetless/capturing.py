@@ -1,0 +1,83 @@
+"""Work that a GPU does again and again without Python: recorded once as a CUDA graph."""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import final
+
+import torch
+
+_SEEN = 2  # times that work is done from Python first: kernels are compiled, tensors are there
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """What is launched becomes part of the graph.
+
+    As `torch.cuda.graph`, without its clearing of the allocator's cache, which costs more than the
+    recording of a small network's steps. Other threads may go on using the GPU.
+    """
+    stream = _side_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Capturing cannot be done on the stream that everyone uses."""
+    return torch.cuda.Stream(device)
+
+
+@final
+class Repeated:
+    """Work that a GPU repeats by itself once it has been the same a few times.
+
+    Of many small kernels Python's part takes longer than the GPU's. On other devices, and where
+    the work cannot be recorded, it is done from Python every time.
+
+    Arguments:
+        work: launches kernels and does nothing else that counts. Its tensors must stay where they
+            are as long as the key is the same.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._key: Hashable = None
+        self._seen = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_recordable = True
+
+    def __call__(self, key: Hashable, device: torch.device) -> None:
+        """Do it.
+
+        Arguments:
+            key: another one when a tensor is in another place than the last time.
+            device: where the work is done.
+        """
+        if key != self._key:
+            self._key, self._seen, self._graph = key, 0, None
+        if self._graph is not None and not torch.cuda.is_current_stream_capturing():
+            self._graph.replay()
+            return
+        self._work()
+        self._seen += 1
+        if self._seen == _SEEN and self._is_recordable and device.type == "cuda":
+            self._record(device)
+
+    def _record(self, device: torch.device) -> None:
+        if torch.cuda.is_current_stream_capturing():  # it is part of a recording of the user's
+            self._seen = 0
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(device), capturing(graph, device):
+                self._work()
+        except RuntimeError:
+            self._is_recordable = False
+        else:
+            self._graph = graph
