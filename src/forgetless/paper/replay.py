@@ -1,6 +1,7 @@
 """A finished run again, from its trace: its networks after each task, and what it remembered."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -38,6 +39,8 @@ class Replay:
     def __init__(
         self, config: Config, scenario: Scenario, trace: Trace | None, device: torch.device
     ) -> None:
+        if config.storage == "bfloat16":  # of which a basis is orthonormal to three digits only
+            config = replace(config, storage="dense")
         self.config = config
         self.scenario = scenario
         self.trace = trace
