@@ -119,8 +119,8 @@ class _Stage:
         network = learner.network
         dtype, device = network.theta.dtype, network.theta.device
         tests = self._earlier_tests(start)
-        for t, task in self._tasks(start.task, ahead=device.type != "cpu"):
-            saver.see(t, task)
+        for t, task, seen in self._tasks(start.task, ahead=device.type != "cpu"):
+            saver.see(t, seen)
             train = task.train.to(device, dtype)
             tests[t] = task.test.to(device, dtype)
             if not (start.consolidated and t == start.task):
@@ -139,17 +139,25 @@ class _Stage:
             self._report(t, training.epochs, self._mean_accuracy(t))
             self._after_task(t)
 
-    def _tasks(self, first: int, *, ahead: bool) -> Iterator[tuple[int, Task]]:
-        """The tasks in their order; with `ahead` the next one is made while one is learned."""
+    def _tasks(self, first: int, *, ahead: bool) -> Iterator[tuple[int, Task, str]]:
+        """The tasks in their order, and what the saver sees of their data.
+
+        With `ahead` the next one is made while one is learned.
+        """
         scenario, seeds = self.course.scenario, self.learner.seeds
+
+        def made(t: int) -> tuple[Task, str]:
+            task = scenario.task(t, seeds)
+            return task, self.course.saver.seen(task)
+
         with ThreadPoolExecutor(1) as pool:
             coming = None
             for t in range(first, scenario.n_tasks):
                 with self._interruptible(Position(self.group, t)):
-                    task = coming.result() if coming else scenario.task(t, seeds)
+                    task, seen = coming.result() if coming else made(t)
                 if ahead and t + 1 < scenario.n_tasks:
-                    coming = pool.submit(scenario.task, t + 1, seeds)
-                yield t, task
+                    coming = pool.submit(made, t + 1)
+                yield t, task, seen
 
     def _earlier_tests(self, start: Position) -> dict[int, Split]:
         """The test sets of the tasks that were learned before the run was stopped."""
@@ -160,7 +168,7 @@ class _Stage:
             signals.raise_pending()  # all of this is saved already
             task = course.scenario.task(t, self.learner.seeds)
             if t < start.task:
-                course.saver.see(t, task)
+                course.saver.see(t, course.saver.seen(task))
             tests[t] = task.test.to(theta.device, theta.dtype)
         return tests
 

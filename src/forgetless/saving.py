@@ -25,6 +25,8 @@ from forgetless.trace import Trace, is_trace, load_trace
 # seconds. Tasks that go by faster than large ones can be written share one.
 _LARGEST_SHARE = 0.1
 _ALWAYS = 0.1
+_RATE = 5e8  # bytes a second that the first one is thought to be written at
+Parts = dict[str, dict[str, Tensor] | None]  # of a checkpoint; None for one that is as before
 # What may differ between the process that wrote a checkpoint and the one that goes on from it, but
 # not without a word: from there on results may differ in rounding.
 _ENVIRONMENT = ("code", "torch", "numpy", "platform", "device")
@@ -90,7 +92,8 @@ class Saver:
         self._data: list[str] = []
         self._initial = ""
         self._remembered: State | None = None  # whose tensors the latest memory part has
-        self._written, self._cost = time.monotonic(), 0.0
+        self._written = time.monotonic()
+        self._rate = _RATE
 
     def due(self) -> bool:
         """Whether to save before the next step: it is time, or a signal asks for the end."""
@@ -104,11 +107,14 @@ class Saver:
         self._initial = fingerprint(learner.network.theta)
         self._remembered = None
 
-    def see(self, index: int, task: Task) -> None:
-        """Note the data of a task; they must be those that the run was begun with."""
+    def seen(self, task: Task) -> str:
+        """What tells a task's data from others', if anything asks for it."""
+        return fingerprint(*_tensors(task.train), *_tensors(task.test)) if self.active else ""
+
+    def see(self, index: int, found: str) -> None:
+        """Note what was `seen` of a task; it must be what the run was begun with."""
         if not self.active:
             return
-        found = fingerprint(*_tensors(task.train), *_tensors(task.test))
         if index == len(self._data):
             self._data.append(found)
         if self._data[index] != found:
@@ -118,13 +124,30 @@ class Saver:
             )
 
     def save_after_task(self, position: Position, learner: Learner | None) -> None:
-        """Save, unless the latest checkpoint is young for what one costs."""
-        if self._cost <= max(_ALWAYS, _LARGEST_SHARE * (time.monotonic() - self._written)):
-            self.save(position, learner)
+        """Save, unless the latest checkpoint is young for what this one would cost."""
+        if not self.active:
+            return
+        parts = self._parts(learner)
+        allowed = max(_ALWAYS, _LARGEST_SHARE * (time.monotonic() - self._written))
+        if _bytes(parts) / self._rate <= allowed:
+            self._save(position, learner, parts)
 
     def save(self, position: Position, learner: Learner | None) -> None:
         """Write a checkpoint; of a run between two groups of seeds there is no learner."""
-        if not self.active or self._store is None:
+        if self.active:
+            self._save(position, learner, self._parts(learner))
+
+    def _parts(self, learner: Learner | None) -> Parts:
+        progress = {"accuracy": torch.from_numpy(self.trace.accuracy)}
+        if learner is None:
+            return {"progress": progress}
+        # Within a task the memory stays as it is, and need not be written again.
+        known = learner.state is self._remembered
+        memory = None if known else snapshot.memory(learner)
+        return {"progress": progress | snapshot.progress(learner), "memory": memory}
+
+    def _save(self, position: Position, learner: Learner | None, parts: Parts) -> None:
+        if self._store is None:
             return
         started = time.monotonic()
         body: dict[str, Any] = {
@@ -137,22 +160,19 @@ class Saver:
             "initial": self._initial,
             "storage": None,
         }
-        progress = {"accuracy": torch.from_numpy(self.trace.accuracy)}
-        parts: dict[str, dict[str, Tensor] | None] = {"progress": progress}
         if learner is not None:
             body["storage"] = learner.storage.described()
             body["learner"] = snapshot.numbers(learner)
-            progress |= snapshot.progress(learner)
-            # Within a task the memory stays as it is, and need not be written again.
-            known = learner.state is self._remembered
-            parts["memory"] = None if known else snapshot.memory(learner)
         self._store.write(body, parts)
         if self._after is not None:
             self._after()  # its time counts: who copies slowly copies more seldom
         self._remembered = None if learner is None else learner.state
         self._written = time.monotonic()
-        self._cost = self._written - started
-        self.seconds += self._cost
+        cost = self._written - started
+        # A small one tells nothing: what it takes is not its bytes.
+        if cost > _ALWAYS:
+            self._rate = _bytes(parts) / cost
+        self.seconds += cost
 
     def load(self) -> Saved | None:
         """The checkpoint to go on from, None where there is none; refused if it is another run's.
@@ -222,6 +242,10 @@ class Saver:
                 ForgetlessWarning,
                 stacklevel=2,
             )
+
+
+def _bytes(parts: Parts) -> int:
+    return sum(t.nbytes for part in parts.values() if part for t in part.values())
 
 
 def fingerprint(*tensors: Tensor) -> str:

@@ -1,6 +1,7 @@
 """Runs that go on: bit for bit what they would have been, and only where they belong."""
 
 import json
+import time
 import warnings
 from dataclasses import replace
 
@@ -205,19 +206,32 @@ def test_joint_training_does_not_write_all_data_at_every_checkpoint(plug, tmp_pa
     assert memory[-1] < "part-000012"
 
 
-def test_a_large_memory_is_not_written_after_every_short_task(tmp_path, monkeypatch):
-    """A checkpoint may take a tenth of the time between two, so slow disks cost no more."""
-    monkeypatch.setattr("forgetless.saving._ALWAYS", 0.0)
-    monkeypatch.setattr("forgetless.saving._LARGEST_SHARE", 0.0)
+def checkpoints_of_a_run(tmp_path, monkeypatch, seconds=0.0):
+    """How many checkpoints a run of three tasks writes, each taking that long."""
     written, plain = [], Store.write
 
     def write(store, body, parts):
         written.append(body["position"])
         plain(store, body, parts)
+        time.sleep(seconds)
 
     monkeypatch.setattr(Store, "write", write)
     small_run(tmp_path / "a", seeds=1, checkpoint_every=60.0)
-    assert len(written) == 1
+    return len(written)
+
+
+def test_a_checkpoint_is_written_after_every_task_but_the_last(tmp_path, monkeypatch):
+    assert checkpoints_of_a_run(tmp_path, monkeypatch) == 2
+
+
+def test_a_large_memory_is_not_written_after_short_tasks(tmp_path, monkeypatch):
+    """A checkpoint may take a tenth of the time between two."""
+    monkeypatch.setattr("forgetless.saving._RATE", 1.0)
+    assert checkpoints_of_a_run(tmp_path, monkeypatch) == 0
+
+
+def test_a_slow_disk_is_noticed(tmp_path, monkeypatch):
+    assert checkpoints_of_a_run(tmp_path, monkeypatch, seconds=0.4) == 1
 
 
 def test_traces_in_memory_are_not_disturbed():

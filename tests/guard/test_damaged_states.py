@@ -44,6 +44,10 @@ DAMAGE = {
         "damaged",
     ),
     "no parameters": (lambda s: with_header(s, parameters=3), "damaged or incomplete"),
+    "odd shapes": (
+        lambda s: with_header(s, parameters=dict.fromkeys(header(s)["parameters"], 3)),
+        "damaged or incomplete",
+    ),
     "no generators": (
         lambda s: without(s, "generators"),
         "damaged or incomplete: 'generators' is missing",

@@ -45,9 +45,9 @@ def to_shards(tensors: Mapping[str, Tensor], parameters: Parameters) -> dict[str
 def from_shards(tensors: Mapping[str, Tensor], parameters: Parameters) -> Mapping[str, Tensor]:
     """A state of one or of many processes, as `state.from_dict` takes it on this one."""
     header = header_of(tensors)
-    known = [[name, list(shape)] for name, shape in parameters.shapes.items()]
+    known = [(name, list(shape)) for name, shape in parameters.shapes.items()]
     theirs = header.get("parameters")
-    fits = isinstance(theirs, Mapping) and [[n, list(s)] for n, s in theirs.items()] == known
+    fits = isinstance(theirs, Mapping) and list(theirs.items()) == known
     if not fits or not (parameters.shares or any(map(_is_piece, tensors))):
         return tensors
     found = {name: t for name, t in tensors.items() if not _is_piece(name)}
