@@ -20,11 +20,15 @@ def slot(flat, start, *shape):
 
 
 def forward(x, theta, layer, *, relu):
+    theta = of_every(theta, x)
     z = x @ slot(theta, layer.weight, layer.outputs, layer.inputs).mT
     z = z + slot(theta, layer.bias, 1, layer.outputs)
     u = None
     if layer.norm is not None:
-        u = (z - of_every(layer.norm.mean, z)) / (of_every(layer.norm.variance, z) + EPS).sqrt()
+        mean, variance = (
+            of_every(s, x).unsqueeze(1) for s in (layer.norm.mean, layer.norm.variance)
+        )
+        u = (z - mean) / (variance + EPS).sqrt()
         scale, shift = (
             slot(theta, at, 1, layer.outputs) for at in (layer.norm.scale, layer.norm.shift)
         )
@@ -32,8 +36,9 @@ def forward(x, theta, layer, *, relu):
     return z.relu() if relu else z, u
 
 
-def of_every(statistics, z):
-    return statistics.repeat_interleave(len(z) // len(statistics), 0).unsqueeze(1)
+def of_every(values, x):
+    """A seed's values for every set of samples of it."""
+    return values.repeat_interleave(len(x) // len(values), 0)
 
 
 def loss(z, labels, tasks, active, gradient, layer):
@@ -45,12 +50,13 @@ def loss(z, labels, tasks, active, gradient, layer):
 
 
 def backward(error, theta, below, u, gradient, layer, lower):
+    theta = of_every(theta, error)
     error = error @ slot(theta, layer.weight, layer.outputs, layer.inputs) * (below > 0)
     if (norm := lower.norm) is not None:
         slot(gradient, norm.shift, lower.outputs).copy_(error.sum(1))
         slot(gradient, norm.scale, lower.outputs).copy_((error * u).sum(1))
         error = error * slot(theta, norm.scale, 1, lower.outputs)
-        error = error / (of_every(norm.variance, error) + EPS).sqrt()
+        error = error / (of_every(norm.variance, error).unsqueeze(1) + EPS).sqrt()
     slot(gradient, lower.bias, lower.outputs).copy_(error.sum(1))
     return error
 
@@ -121,8 +127,8 @@ def network(make, device, dtype, *, seeds=3, heads=False):
     return found
 
 
-def batch(n, device, dtype, *, heads=False, shape=(12,)):
-    torch.manual_seed(1)
+def batch(n, device, dtype, *, heads=False, shape=(12,), seed=1):
+    torch.manual_seed(seed)
     inputs = torch.randn(3, n, *shape, dtype=dtype, device=device)
     tasks = torch.randint(0, 2, (3, n), device=device)
     labels = torch.randint(0, 3, (3, n), device=device) + 3 * tasks
@@ -151,6 +157,20 @@ def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
     assert torch.allclose(found, net.logits(net.theta, samples.inputs), atol=1e-12)
 
 
+@pytest.mark.parametrize("n", [64, 65, 100, 130, 512])
+def test_large_sets_are_several_small_ones(n, monkeypatch):
+    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
+    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    net = network(MODELS["normed"], "cpu", torch.float64, heads=True)
+    samples = batch(n, "cpu", torch.float64, heads=True)
+    assert net.perceptron.takes(3, n)
+    assert not net.perceptron.takes(3, 513)
+    assert not net.perceptron.takes(2**31 // net.theta.shape[1] + 1, n)
+    assert torch.allclose(net.gradient(samples), by_autograd(net, samples), atol=1e-12)
+    found = net.gradients([samples, batch(n, "cpu", torch.float64, heads=True, seed=2)])
+    assert torch.allclose(found[:, 0], by_autograd(net, samples), atol=1e-12)
+
+
 def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):
     monkeypatch.setattr(chain, "_can_run", lambda theta: True)
     monkeypatch.setattr(chain, "_kernels", lambda: None)
@@ -171,7 +191,7 @@ def test_gradients_of_several_sets_use_their_seeds_statistics(monkeypatch):
     monkeypatch.setattr(chain, "_can_run", lambda theta: True)
     monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
     net = network(MODELS["normed"], "cpu", torch.float64)
-    several = [batch(n, "cpu", torch.float64) for n in (4, 4)]
+    several = [batch(4, "cpu", torch.float64, seed=seed) for seed in (1, 2)]
     found = net.gradients(several)
     assert net.runs_several
     for number, samples in enumerate(several):
@@ -234,7 +254,7 @@ def test_a_frozen_layer_makes_no_perceptron(monkeypatch):
 
 @needs_gpu
 @pytest.mark.parametrize("heads", [False, True])
-@pytest.mark.parametrize("n", [1, 7, 32, 64])
+@pytest.mark.parametrize("n", [1, 7, 32, 64, 100, 256])
 @pytest.mark.parametrize("name", [*MODELS, *WIDE])
 def test_the_kernels_are_as_exact_as_autograd(name, n, heads):
     make, shape = (WIDE[name], (1, 32, 32)) if name in WIDE else (MODELS[name], (12,))

@@ -131,15 +131,18 @@ class Network:
 
     def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
         """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
-        return self._gradient(self.theta, samples, remember=remember)
+        return self._gradient(samples, remember=remember)
 
-    def _gradient(self, theta: Tensor, samples: Samples, *, remember: bool) -> Tensor:
-        """At weights (S, p), or (S · K, p) for K sets of samples a seed."""
-        by_hand = self._by_hand()
-        if by_hand is not None and len(samples) <= by_hand.most:
+    def _gradient(self, samples: Samples, *, remember: bool) -> Tensor:
+        """Of K sets of samples a seed, labels (S · K, n), (S · K, p)."""
+        by_hand, rows = self._by_hand(), len(samples.labels)
+        if by_hand is not None and by_hand.takes(rows, len(samples)):
             belongings = samples.labels, samples.tasks, self.active
-            return by_hand.gradient(theta, samples.inputs, *belongings)
-        theta = theta.detach().requires_grad_()
+            return by_hand.gradient(self.theta, samples.inputs, *belongings)
+        theta = self.theta.detach()
+        if rows > self.seeds:
+            theta = theta.repeat_interleave(rows // self.seeds, 0)
+        theta.requires_grad_()
         try:
             logits = self.logits(theta, samples.inputs, remember=remember)
         except ValueError as error:  # batch norm refuses a single sample
@@ -175,9 +178,7 @@ class Network:
             together([s.labels for s in several]),
             together([s.tasks for s in several]),
         )
-        theta = self.theta.repeat_interleave(len(several), 0)
-        gradients: Tensor = self._gradient(theta, samples, remember=False)
-        return gradients.view(self.seeds, len(several), -1)
+        return self._gradient(samples, remember=False).view(self.seeds, len(several), -1)
 
     def _losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
         """Cross-entropy of each sample within its task's outputs: (*, C), (*), (*) → (*)."""

@@ -22,6 +22,8 @@ from typing import Any, final
 import torch
 from torch import Size, Tensor, nn
 
+_MOST_PARTS = 8  # of a set of samples, each of as many as a program looks at together
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -53,33 +55,57 @@ class Perceptron:
 
     Arguments:
         layers: first to last.
+        size: p.
         kernels: the module with the compiled functions.
     """
 
-    def __init__(self, layers: Sequence[Layer], kernels: Any) -> None:
+    def __init__(self, layers: Sequence[Layer], size: int, kernels: Any) -> None:
         self.layers = tuple(layers)
+        self.size = size
         self.kernels = kernels
         self.has_norms = any(layer.norm for layer in layers)
 
-    @property
-    def most(self) -> int:
-        """Samples up to which its gradients are the faster ones."""
+    def takes(self, sets: int, samples: int) -> bool:
+        """Whether its gradients are the faster ones, for so many sets of samples in all."""
+        parts = self._parts(samples)
+        return parts <= _MOST_PARTS and sets * parts * self.size < 2**31
+
+    def _parts(self, samples: int) -> int:
+        """Into how many parts a set of samples is cut."""
         most: int = self.kernels.MOST
-        return most
+        return -(-samples // most)
 
     def gradient(
         self, theta: Tensor, inputs: Tensor, labels: Tensor, tasks: Tensor, active: Tensor | None
     ) -> Tensor:
-        """The gradient of the mean cross-entropy for each seed, (S, p).
+        """The gradients of the mean cross-entropy of K sets of samples a seed, (S · K, p).
 
         Arguments:
             theta: (S, p).
-            inputs: (S, n, *).
-            labels, tasks: (S, n).
+            inputs: (S · K, n, *).
+            labels, tasks: (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
-        gradient = torch.empty_like(theta)
-        hidden, normed = [inputs.flatten(2)], []
+        given, n = (inputs.flatten(2), labels, tasks), labels.shape[1]
+        parts = self._parts(n)
+        if parts == 1:
+            return self._of_small_sets(theta, active, *given)
+        each = -(-n // parts)
+        equal = n // each * each  # samples in parts of one size
+        cut = [t[:, :equal].reshape(-1, each, *t.shape[2:]) for t in given]
+        found = self._of_small_sets(theta, active, *cut)
+        mean = found.view(len(labels), -1, self.size).mean(1)
+        if equal == n:
+            return mean
+        rest = self._of_small_sets(theta, active, *(t[:, equal:] for t in given))
+        return torch.lerp(rest, mean, equal / n)
+
+    def _of_small_sets(
+        self, theta: Tensor, active: Tensor | None, inputs: Tensor, labels: Tensor, tasks: Tensor
+    ) -> Tensor:
+        """As `gradient`, of sets that a program can look at together: inputs (S · K, n, i)."""
+        gradient = theta.new_empty(len(inputs), self.size)
+        hidden, normed = [inputs], []
         for layer in self.layers:
             relu = layer is not self.layers[-1]
             above, u = self.kernels.forward(hidden[-1], theta, layer, relu=relu)
@@ -153,7 +179,7 @@ def perceptron_of(
         for n, m in linear.items()
     ]
     few = layers[-1].outputs <= 256  # of which a program looks at all
-    return Perceptron(layers, kernels) if kernels is not None and few else None
+    return Perceptron(layers, sum(sizes), kernels) if kernels is not None and few else None
 
 
 def _linear_and_norms(

@@ -19,7 +19,7 @@ _SIDE = 32  # of a tile of weights
 _WARPS = 4
 _SIDE_WARPS = 4
 _SIZES = ["n", "inputs", "outputs", "p", "weight", "bias", "x_seed", "x_row"]
-_NORM = ["eps", "scale", "shift", "times"]
+_NORM = ["eps", "scale", "shift"]
 
 
 @triton.jit
@@ -43,10 +43,10 @@ def _finished(
     return total
 
 
-@triton.jit(do_not_specialize=[*_SIZES, *_NORM])
+@triton.jit(do_not_specialize=[*_SIZES, "sets", *_NORM])
 def _forward(
     x, theta, out, normed, mean, variance, n, inputs, outputs, p, weight, bias, x_seed, x_row,
-    eps, scale, shift, times, whole: tl.constexpr, norm: tl.constexpr, relu: tl.constexpr,
+    sets, eps, scale, shift, whole: tl.constexpr, norm: tl.constexpr, relu: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr, steps: tl.constexpr,
 ):  # fmt: skip
     """A tile of x Wᵀ + b, or where it is not the whole, of what some of the inputs add to x Wᵀ."""
@@ -55,7 +55,7 @@ def _forward(
     row = tl.arange(0, height)
     column = tl.program_id(0) * width + tl.arange(0, width)
     x += seed.to(tl.int64) * x_seed
-    theta += seed * p
+    theta += seed // sets * p
     total = tl.zeros((height, width), tl.float32)
     for step in range(steps):
         k = (part * steps + step) * depth + tl.arange(0, depth)
@@ -75,31 +75,31 @@ def _forward(
     if whole:
         known = tl.minimum(column, outputs - 1)[None, :]
         total += tl.load(theta + bias + known)
-        mean += seed // times * outputs
-        variance += seed // times * outputs
+        mean += seed // sets * outputs
+        variance += seed // sets * outputs
         total = _finished(
             total, theta, normed, mean, variance, eps, scale, shift, place, known, there, norm, relu
         )
     tl.store(out + place, total, mask=there)
 
 
-@triton.jit(do_not_specialize=["size", "outputs", "p", "bias", "parts", *_NORM])
+@triton.jit(do_not_specialize=["size", "outputs", "p", "bias", "parts", "sets", *_NORM])
 def _add_up(
-    found, theta, out, normed, mean, variance, size, outputs, p, bias, parts, eps, scale, shift,
-    times, norm: tl.constexpr, relu: tl.constexpr, width: tl.constexpr,
+    found, theta, out, normed, mean, variance, size, outputs, p, bias, parts, sets, eps, scale,
+    shift, norm: tl.constexpr, relu: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """What the parts add to x Wᵀ, plus b."""
     seed = tl.program_id(1)
     place = tl.program_id(0) * width + tl.arange(0, width)
     there = place < size
     column = place % outputs
-    theta += seed * p
+    theta += seed // sets * p
     total = tl.load(theta + bias + column)
     for part in range(parts):
         total += tl.load(found + (seed * parts + part) * size + place, mask=there, other=0.0)
     place += seed * size
-    mean += seed // times * outputs
-    variance += seed // times * outputs
+    mean += seed // sets * outputs
+    variance += seed // sets * outputs
     total = _finished(
         total, theta, normed, mean, variance, eps, scale, shift, place, column, there, norm, relu
     )
@@ -132,10 +132,10 @@ def _loss(
     tl.store(gradient + seed * p + bias + column, tl.sum(wrong, 0), mask=column < classes)
 
 
-@triton.jit(do_not_specialize=["n", "inputs", "outputs", "p", "weight", "bias", *_NORM])
+@triton.jit(do_not_specialize=["n", "inputs", "outputs", "p", "weight", "bias", "sets", *_NORM])
 def _backward(
     error, theta, below, normed, mean, variance, out, gradient, n, inputs, outputs, p, weight,
-    bias, eps, scale, shift, times, norm: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    bias, sets, eps, scale, shift, norm: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     depth: tl.constexpr,
 ):  # fmt: skip
     """Some columns of (D W) ∘ [h > 0], and their sums: the gradient of the bias below.
@@ -145,6 +145,8 @@ def _backward(
     seed = tl.program_id(1)
     column = tl.program_id(0) * width + tl.arange(0, width)
     row = tl.arange(0, height)
+    theta += seed // sets * p
+    gradient += seed * p
     total = tl.zeros((height, width), tl.float32)
     for start in range(0, outputs, depth):
         k = start + tl.arange(0, depth)
@@ -154,7 +156,7 @@ def _backward(
             other=0.0,
         )
         right = tl.load(
-            theta + seed * p + weight + k[:, None] * inputs + column[None, :],
+            theta + weight + k[:, None] * inputs + column[None, :],
             mask=(k < outputs)[:, None] & (column < inputs)[None, :],
             other=0.0,
         )
@@ -162,14 +164,12 @@ def _backward(
     place = (seed * n + row[:, None]) * inputs + column[None, :]
     there = (row < n)[:, None] & (column < inputs)[None, :]
     total = tl.where(tl.load(below + place, mask=there, other=0.0) > 0, total, 0.0)
-    theta += seed * p
-    gradient += seed * p
     if norm:
         u = tl.load(normed + place, mask=there, other=0.0)
         tl.store(gradient + shift + column, tl.sum(total, 0), mask=column < inputs)
         tl.store(gradient + scale + column, tl.sum(total * u, 0), mask=column < inputs)
         known = tl.minimum(column, inputs - 1)
-        rate = _rate(variance + seed // times * inputs, known, eps)
+        rate = _rate(variance + seed // sets * inputs, known, eps)
         total *= (tl.load(theta + scale + known) * rate)[None, :]
     tl.store(out + place, total, mask=there)
     tl.store(gradient + bias + column, tl.sum(total, 0), mask=column < inputs)
@@ -204,9 +204,11 @@ def _weight_gradient(
 def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor, Tensor | None]:
     """X Wᵀ + b, through the layer's norm if it has one, or its positive part.
 
-    (S, n, i), (S, p) → (S, n, o); with a norm also what that makes of x Wᵀ + b before γ and β.
+    (S · K, n, i), (S, p) → (S · K, n, o) for K sets of samples a seed; with a norm also what that
+    makes of x Wᵀ + b before γ and β.
     """
     seeds, n, _ = x.shape
+    sets = seeds // len(theta)
     # Many inputs are summed in parts: one after the other they would keep few processors busy.
     steps = triton.cdiv(layer.inputs, _INNER)
     steps = steps if steps <= _STEPS else _STEPS
@@ -217,7 +219,7 @@ def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor
     tensors, numbers = _norm_arguments(layer.norm, normed, theta)
     _forward[(triton.cdiv(layer.outputs, _OUTPUTS), parts, seeds)](
         x, theta, found, *tensors, n, layer.inputs, layer.outputs, theta.shape[1], layer.weight,
-        layer.bias, x.stride(0), x.stride(1), *numbers, whole=parts == 1,
+        layer.bias, x.stride(0), x.stride(1), sets, *numbers, whole=parts == 1,
         norm=normed is not None, relu=relu, height=_rounded(n), width=_OUTPUTS, depth=_INNER,
         steps=steps, num_warps=_WARPS,
     )  # fmt: skip
@@ -225,19 +227,18 @@ def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor
         size = n * layer.outputs
         _add_up[(triton.cdiv(size, _ADDED), seeds)](
             found, theta, out, *tensors, size, layer.outputs, theta.shape[1], layer.bias, parts,
-            *numbers, norm=normed is not None, relu=relu, width=_ADDED, num_warps=4,
+            sets, *numbers, norm=normed is not None, relu=relu, width=_ADDED, num_warps=4,
         )  # fmt: skip
     return out, normed
 
 
 def _norm_arguments(
     norm: Any, normed: Tensor | None, theta: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[float, int, int, int]]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[float, int, int]]:
     """What kernels need of a norm: tensors and numbers, of no meaning if there is none."""
     if norm is None or normed is None:
-        return (theta, theta, theta), (0.0, 0, 0, 1)
-    numbers = norm.eps, norm.scale, norm.shift, len(theta) // len(norm.mean)
-    return (normed, norm.mean, norm.variance), numbers
+        return (theta, theta, theta), (0.0, 0, 0)
+    return (normed, norm.mean, norm.variance), (norm.eps, norm.scale, norm.shift)
 
 
 def _rounded(size: int) -> int:
@@ -272,8 +273,8 @@ def backward(
     tensors, numbers = _norm_arguments(lower.norm, normed, theta)
     _backward[(triton.cdiv(layer.inputs, _OUTPUTS), seeds)](
         error, theta, below, *tensors, out, gradient, n, layer.inputs, layer.outputs,
-        theta.shape[1], layer.weight, lower.bias, *numbers, norm=normed is not None,
-        height=_rounded(n), width=_OUTPUTS, depth=_INNER, num_warps=_WARPS,
+        theta.shape[1], layer.weight, lower.bias, seeds // len(theta), *numbers,
+        norm=normed is not None, height=_rounded(n), width=_OUTPUTS, depth=_INNER, num_warps=_WARPS,
     )  # fmt: skip
     return out
 
