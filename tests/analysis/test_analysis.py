@@ -47,6 +47,21 @@ def test_the_overlap_is_that_of_the_dense_matrices(digits_run, method):
         assert np.mean(found.overlap["1-2"]) < 0.9 * float(plain.mean())
 
 
+@pytest.mark.parametrize("storage", ["factored", "bfloat16"])
+@pytest.mark.parametrize("method", ["ogd", "pca-ogd"])
+def test_it_does_not_matter_how_directions_are_kept(digits_run, method, storage):
+    dense = analyse(digits_run("rotated-digits", method), samples=SAMPLES)
+    found = analyse(digits_run("rotated-digits", method, storage=storage), samples=SAMPLES)
+    assert found.projected
+    assert found.overlap.keys() == dense.overlap.keys()
+    for pair, values in found.overlap.items():
+        np.testing.assert_allclose(
+            values, dense.overlap[pair], atol=2e-3 if storage == "factored" else 0.02
+        )
+    for one, other in zip(found.forecast, dense.forecast, strict=True):
+        assert one.predicted == pytest.approx(other.predicted, abs=2.0)
+
+
 def test_heads_are_no_part_of_what_is_protected(digits_run):
     trace = digits_run("split-digits", "pca-ogd")
     found = analyse(trace, samples=SAMPLES)

@@ -16,6 +16,7 @@ from forgetless.data import Scenario, Split
 from forgetless.errors import TraceError, require
 from forgetless.models import HEAD
 from forgetless.rebuild import network_of, samples_of, settings_of, tasks_of
+from forgetless.subspace import FACTORED, FactoredSubspace
 from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.outlook import margins
 from forgetless.trace import Trace
@@ -150,12 +151,15 @@ class _Journey:
 
 
 def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list[int]]:
-    """The rows that a projecting method kept, if the trace has them as rows."""
+    """The directions that a projecting method kept, as rows, if the trace has any."""
     try:
         memory = trace.memory(seed)
     except TraceError:
         return None, []
     rows, ranks = memory.get("directions"), memory.get("ranks")
+    if "factor" in memory:  # of samples: the first rows are a basis of the first samples
+        kept = FactoredSubspace.restore([memory], torch.zeros(1, size), FACTORED)
+        rows = kept.dense().rows[0]
     if rows is None or ranks is None or rows.dim() != 2 or rows.shape[1] != size:
         return None, []
     return rows.float(), [int(rank) for rank in ranks]
