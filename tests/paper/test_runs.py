@@ -1,15 +1,22 @@
 """Runs: what tells them apart, and that none is trained twice."""
 
+import shutil
+import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from forgetless.fit import fit
 from forgetless.methods import build_method
 from forgetless.models import build_model
+from forgetless.paper.artefact import Artefact
+from forgetless.paper.artefacts import kernel_change
+from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
 from forgetless.paper.scale import FULL, SMALL
+from forgetless.paper.store import load_results
 from forgetless.paper.work import Run, Workshop
 
 
@@ -113,3 +120,84 @@ def test_before_training_a_replay_has_the_weights_that_training_starts_from(tiny
     initial = replay.learner.network.theta.clone()
     replay.at(0)
     torch.testing.assert_close(replay.learner.network.theta, initial, atol=0, rtol=0)
+
+
+def remove_weights(workshop, run):
+    for folder in (workshop.runs / run.key).glob("seed-*"):
+        shutil.rmtree(folder)
+
+
+def test_what_was_found_in_weights_outlives_them(tiny, workshop):
+    run = Run(tiny.config("rotated", "pca-ogd"), weights=True)
+    workshop.train([run])
+    found = workshop.looked("kernel-change", run, kernel_change.look)
+    assert np.shape(found["since start"]) == (len(run.config.seed_list()), run.config.tasks)
+    remove_weights(workshop, run)
+    again = Workshop(tiny, workshop.runs, None, "cpu", {})
+    assert again.has_looked("kernel-change", run)
+    assert again.looked("kernel-change", run, None) == found
+    assert list(again.used) == [run.key]
+    assert again.glances[0].seconds > 0
+    assert not again.has_looked("overlap-later", run)
+    assert not Workshop(replace(tiny, name="large"), workshop.runs, None, "cpu", {}).has_looked(
+        "kernel-change", run
+    )
+    record = workshop.runs / run.key / "trace.json"
+    record.write_text(record.read_text() + "\n")  # another trace
+    assert not again.has_looked("kernel-change", run)
+
+
+def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch):
+    runs = [Run(tiny.config("rotated", "ogd", memory=m)) for m in (2, 4)]
+    lost, begun = [4], []
+
+    def look(workshop, run):
+        if run.config.memory in lost:
+            raise RuntimeError("the machine is taken away")
+        return [run.config.memory, len(workshop.trace(run).weights(0, 1))]
+
+    def measure(workshop):
+        return {str(run.config.memory): workshop.looked("two", run, look) for run in runs}
+
+    def watch(stage):
+        if stage.fresh and stage.event is not None:
+            begun.append(stage.event.job.order.folder.name)
+
+    two = Artefact("two", "two runs", "nowhere", measure, lambda *_: [], lambda *_: runs, look=look)
+    monkeypatch.setattr(sys.modules[build.__module__], "ARTEFACTS", {"two": two})
+    plan = Plan(tiny, tmp_path / "runs", tmp_path / "results", device="cpu")
+    with pytest.raises(RuntimeError, match="taken away"):
+        build([two], plan, watch)
+    assert begun == [run.key for run in runs]
+    for folder in plan.runs.glob("*/seed-*"):
+        shutil.rmtree(folder)
+    lost.clear()
+    begun.clear()
+    build([two], plan, watch)
+    assert begun == [runs[1].key]  # what was found in the first one was kept
+    record = load_results(plan.results, ["two"])["two"]
+    assert record["data"] == {"2": [2, 6], "4": [4, 6]}
+    assert record["provenance"]["looked at on"] == ["cpu"]
+
+
+def test_a_trace_without_weights_will_do_for_what_needs_none(tiny, tmp_path, monkeypatch):
+    run = Run(tiny.config("rotated", "sgd"))
+
+    def artefact(name, look=None):
+        def measure(workshop):
+            return {"accuracy": workshop.trace(run).accuracy[0]}
+
+        return Artefact(name, name, "nowhere", measure, lambda *_: [], lambda *_: [run], look=look)
+
+    plain, looking = artefact("plain"), artefact("looking", lambda workshop, run: 1)
+    workshop = Workshop(tiny, tmp_path / "runs", None, "cpu", {})
+    workshop.train([run])
+    assert plain.has(workshop, run)
+    assert not looking.has(workshop, run)
+    # One that has to be trained is trained for both.
+    monkeypatch.setattr(sys.modules[build.__module__], "ARTEFACTS", {"a": plain, "b": looking})
+    shutil.rmtree(tmp_path / "runs")
+    build(
+        [plain], Plan(tiny, tmp_path / "runs", tmp_path / "results", device="cpu"), lambda _: None
+    )
+    assert looking.has(workshop, run)

@@ -1,13 +1,13 @@
 """What an artefact is: the runs it needs, what it measures on them, and how it is shown."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Look, Run, Workshop
 
 Data = Mapping[str, Any]
 
@@ -32,6 +32,8 @@ class Artefact:
         runs: what has to be trained, from the scale and the results of what it needs.
         needs: artefacts that must be built before.
         may_lack: whether it can be measured when some of its runs are missing.
+        look: what it finds in the weights of each of its runs, as `Workshop.looked` keeps it; None
+            if it needs no weights.
     """
 
     name: str
@@ -42,3 +44,11 @@ class Artefact:
     runs: Callable[[Scale, Results], Sequence[Run]] = no_runs
     needs: tuple[str, ...] = ()
     may_lack: bool = False
+    look: Look | None = None
+
+    def has(self, workshop: Workshop, run: Run) -> bool:
+        """Whether there is all that it needs of one of its runs."""
+        if self.look is None:
+            return workshop.is_trained(replace(run, weights=False))
+        known = workshop.is_trained(run) and workshop.has_looked(self.name, run)
+        return known or workshop.is_trained(replace(run, weights=True))

@@ -80,16 +80,17 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
         wanted = {artefact.name for artefact in waiting}
         ready = [artefact for artefact in waiting if wanted.isdisjoint(artefact.needs)]
         ready = ready if plan.engine.workers > 1 else waiting[:1]
-        steps = _train(ready, workshop, plan.engine, watch) if plan.train else 0.0
+        steps = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
         for artefact in ready:
             if not plan.train:
                 _check(artefact, workshop)
             watch(Stage(f"{artefact.name}: measuring", steps, steps, fresh=True))
             started = time.perf_counter()
-            workshop.used.clear()
+            workshop.clear_used()
             data = artefact.measure(workshop)
             now = time.perf_counter()
-            spent = {"seconds measuring": now - started, "seconds wall": now - begun}
+            looking = sum(glance.seconds for glance in workshop.glances)
+            spent = {"seconds measuring": max(now - started, looking), "seconds wall": now - begun}
             record = {
                 "format": FORMAT,
                 "artefact": artefact.name,
@@ -104,17 +105,31 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
 
 
 def _train(
-    artefacts: Sequence[Artefact], workshop: Workshop, engine: Engine, watch: Watcher
+    artefacts: Sequence[Artefact],
+    coming: Sequence[Artefact],
+    workshop: Workshop,
+    engine: Engine,
+    watch: Watcher,
 ) -> float:
-    """Train what artefacts need and is not there; returns the steps that took."""
-    wanted: dict[str, Run] = {}
-    for artefact in artefacts:
-        wanted |= {run.key: run for run in _with_weights(artefact, workshop)}
-    missing = {k: run for k, run in wanted.items() if not workshop.is_trained(run)}
+    """Train what artefacts need and is not there; returns the steps that took.
+
+    One run at a time is looked at as soon as it is trained, by these and by those that are still
+    to come: whoever stops then has lost nothing.
+    """
+    missing = {run.key: run for artefact in artefacts for run in _missing(artefact, workshop)}
     total = float(sum(run.steps for run in missing.values()))
     names = ", ".join(artefact.name for artefact in artefacts)
     follow = _Follow(watch, names, {key: run.steps for key, run in missing.items()})
-    workshop.train(list(missing.values()), engine, follow)
+    if engine.workers > 1:
+        workshop.train(list(missing.values()), engine, follow)
+        return total
+    looking = [a for a in coming if a.look is not None and set(a.needs) <= set(workshop.results)]
+    keys = {a.name: {run.key for run in _runs(a, workshop)} for a in looking}
+    for run in missing.values():
+        workshop.train([run], engine, follow)
+        for artefact in looking:
+            if run.key in keys[artefact.name] and artefact.look is not None:
+                workshop.looked(artefact.name, run, artefact.look)
     return total
 
 
@@ -152,7 +167,7 @@ class _Follow:
 
 def _check(artefact: Artefact, workshop: Workshop) -> None:
     """Refuse an artefact that needs runs which are not there."""
-    missing = [run for run in _with_weights(artefact, workshop) if not workshop.is_trained(run)]
+    missing = _missing(artefact, workshop)
     if missing and not artefact.may_lack:
         raise TraceError(
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
@@ -160,20 +175,23 @@ def _check(artefact: Artefact, workshop: Workshop) -> None:
         )
 
 
-def _with_weights(artefact: Artefact, workshop: Workshop) -> list[Run]:
-    """The artefact's runs, with weights if any artefact at all looks at them.
+def _missing(artefact: Artefact, workshop: Workshop) -> list[Run]:
+    """The runs of an artefact that are to be trained, with weights if any other looks at them.
 
     A run that was trained without them would have to be trained again for one that does.
     """
     looked_at = {
         run.key
         for other in ARTEFACTS.values()
-        if set(other.needs) <= set(workshop.results)
-        for run in other.runs(workshop.scale, workshop.results)
-        if run.weights
+        if other.look is not None and set(other.needs) <= set(workshop.results)
+        for run in _runs(other, workshop)
     }
-    own = artefact.runs(workshop.scale, workshop.results)
-    return [replace(run, weights=run.key in looked_at) for run in own]
+    lacking = [run for run in _runs(artefact, workshop) if not artefact.has(workshop, run)]
+    return [replace(run, weights=run.key in looked_at) for run in lacking]
+
+
+def _runs(artefact: Artefact, workshop: Workshop) -> Sequence[Run]:
+    return artefact.runs(workshop.scale, workshop.results)
 
 
 def _provenance(workshop: Workshop, spent: Mapping[str, float]) -> dict[str, Any]:
@@ -187,6 +205,7 @@ def _provenance(workshop: Workshop, spent: Mapping[str, float]) -> dict[str, Any
     return versions(workshop.device) | {
         "data": {name: file_hashes(name, workshop.data) for name in sources},
         **spent,
+        "looked at on": sorted({glance.versions["device"] for glance in workshop.glances}),
         "seconds training": sum(t.timings["total"] for t in workshop.used.values()),
         "runs": {
             key: {

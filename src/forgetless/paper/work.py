@@ -2,13 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from forgetless.beside import read_beside, write_beside
 from forgetless.config import Config
 from forgetless.data import Scenario, ScenarioOptions, build_scenario
 from forgetless.engines import Engine, InProcess, Order, Watch, collect, pull, settle, train
@@ -20,11 +22,13 @@ from forgetless.models import ModelOptions
 from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.replay import Replay
 from forgetless.paper.scale import Scale
-from forgetless.paper.store import Results
+from forgetless.paper.store import Results, rounded
+from forgetless.provenance import versions
 from forgetless.runs import standing
 from forgetless.trace import Trace, is_trace, load_trace
 from forgetless.training import Training
 
+_LOOKS = 1  # version of what is found in weights: another one finds it anew
 # How a run is carried out, which does not change what comes out.
 _INCIDENTAL = {"seeds_together", "evaluate"}
 
@@ -36,7 +40,7 @@ class Run:
 
     Arguments:
         config: the settings.
-        weights: whether something is measured on the weights after each task.
+        weights: whether the weights after each task are wanted.
     """
 
     config: Config
@@ -77,6 +81,19 @@ class Run:
         return c.tasks * c.epochs * max(1, per_class * classes // c.batch_size)
 
 
+Look = Callable[["Workshop", Run], Any]  # from a run's weights to what JSON can hold
+
+
+@final
+@dataclass(frozen=True)
+class Glance:
+    """What was found in a run's weights, the seconds it took, and on what it was found."""
+
+    found: Any
+    seconds: float
+    versions: dict[str, str]
+
+
 @final
 class Workshop:
     """Where artefacts are measured: trained runs, earlier results, data and a device.
@@ -106,7 +123,8 @@ class Workshop:
         self.results = results
         self.storage = storage
         self._brought: set[str] = set()
-        self.used: dict[str, Trace] = {}  # by key, since the last `forget_used`
+        self.used: dict[str, Trace] = {}  # by key, since the last `clear_used`
+        self.glances: list[Glance] = []  # that were used, since then
         self._scenarios: dict[ScenarioOptions, tuple[str, Scenario]] = {}
 
     def is_trained(self, run: Run) -> bool:
@@ -188,6 +206,44 @@ class Workshop:
         trace = load_trace(self.runs / run.key)
         self.used[run.key] = trace
         return trace
+
+    def has_looked(self, name: str, run: Run) -> bool:
+        """Whether `looked` knows what it would find."""
+        return self._known(name, run) is not None
+
+    def looked(self, name: str, run: Run, look: Look) -> Any:
+        """What an artefact finds in a run's weights: found once and kept beside its trace.
+
+        Arguments:
+            name: of the artefact.
+            run: it has been trained, with weights unless it was looked at before.
+            look: what finds it.
+        """
+        self.trace(run)
+        glance = self._known(name, run)
+        if glance is None:
+            started = time.perf_counter()
+            found = rounded(look(self, run))
+            seconds = time.perf_counter() - started
+            glance = Glance(found, seconds, versions(self.device))
+            write_beside(self.runs / run.key, name, self._made_as(), asdict(glance))
+        self.glances.append(glance)
+        return glance.found
+
+    def _known(self, name: str, run: Run) -> Glance | None:
+        plain = read_beside(self.runs / run.key, name, self._made_as())
+        try:
+            return None if plain is None else Glance(**plain)
+        except TypeError:
+            return None
+
+    def _made_as(self) -> list[Any]:
+        return [_LOOKS, self.scale.name]
+
+    def clear_used(self) -> None:
+        """Forget which runs were used."""
+        self.used.clear()
+        self.glances.clear()
 
     def scenario(self, config: Config) -> Scenario:
         """The tasks of a run."""

@@ -13,6 +13,7 @@ from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
 from forgetless.theory import kernel_change
 
+NAME = "kernel-change"
 BENCHMARKS = ("permuted", "rotated", "cifar")
 _COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#009E73")  # the paper's actual size is green
 
@@ -23,7 +24,7 @@ def _run(scale: Scale, benchmark: str, per_class: int) -> Run:
     settings: dict[str, Any] = {}
     if per_class != sizes[-1]:
         settings["train_per_class"] = per_class
-    return Run(scale.config(benchmark, "pca-ogd", **settings), weights=True)
+    return Run(scale.config(benchmark, "pca-ogd", **settings))
 
 
 def runs(scale: Scale, results: Results) -> list[Run]:
@@ -31,29 +32,33 @@ def runs(scale: Scale, results: Results) -> list[Run]:
     return [_run(scale, b, n) for b in BENCHMARKS for n in scale.benchmarks[b].sizes]
 
 
-def measure(workshop: Workshop) -> dict[str, Any]:
+def look(workshop: Workshop, run: Run) -> dict[str, Any]:
     """‖K_t − K_0‖ / ‖K_0‖ on samples of task 1 after every task, (S, T), and of each task alone."""
+    replay = workshop.replay(run)
+    samples = replay.samples(0, workshop.scale.overlap_samples, "samples of the kernel's change")
+    first = [phi.gram() for phi in replay.features(samples)]
+    before, since_start, in_task = first, [], []
+    for task in range(run.config.tasks):
+        replay.at(task)
+        now = [phi.gram() for phi in replay.features(samples)]
+        pairs = zip(first, before, now, strict=True)
+        changes = [(kernel_change(a, c), kernel_change(b, c)) for a, b, c in pairs]
+        since_start.append([of[0] for of in changes])
+        in_task.append([of[1] for of in changes])
+        before = now
+    return {"since start": np.transpose(since_start), "in task": np.transpose(in_task)}
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """Benchmark → images of a class → what is found in the run's weights."""
     scale = workshop.scale
-    data: dict[str, Any] = {}
-    for benchmark in BENCHMARKS:
-        for per_class in scale.benchmarks[benchmark].sizes:
-            replay = workshop.replay(_run(scale, benchmark, per_class))
-            samples = replay.samples(0, scale.overlap_samples, "samples of the kernel's change")
-            first = [phi.gram() for phi in replay.features(samples)]
-            before, since_start, in_task = first, [], []
-            for task in range(scale.tasks(benchmark)):
-                replay.at(task)
-                now = [phi.gram() for phi in replay.features(samples)]
-                pairs = zip(first, before, now, strict=True)
-                changes = [(kernel_change(a, c), kernel_change(b, c)) for a, b, c in pairs]
-                since_start.append([of[0] for of in changes])
-                in_task.append([of[1] for of in changes])
-                before = now
-            data.setdefault(benchmark, {})[str(per_class)] = {
-                "since start": np.transpose(since_start),
-                "in task": np.transpose(in_task),
-            }
-    return data
+    return {
+        b: {
+            str(n): workshop.looked(NAME, _run(scale, b, n), look)
+            for n in scale.benchmarks[b].sizes
+        }
+        for b in BENCHMARKS
+    }
 
 
 def growth(data: Data, benchmark: str) -> tuple[float, float]:
@@ -112,10 +117,11 @@ def _figure(data: Data) -> Figure:
 
 
 ARTEFACT = Artefact(
-    "kernel-change",
+    NAME,
     "Change of the tangent kernel",
     'appendix "NTK changes"',
     measure,
     show,
     runs,
+    look=look,
 )

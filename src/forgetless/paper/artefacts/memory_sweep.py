@@ -17,14 +17,14 @@ METHODS = ("ogd", "pca-ogd")
 
 
 def sweep_run(scale: Scale, benchmark: str, method: str, memory: int) -> Run:
-    """One run of the sweep, released protocol; its weights are looked at by the overlap.
+    """One run of the sweep, released protocol.
 
     Dense rows are kept in bfloat16, but for those of Table 1's own runs.
     """
     settings: dict[str, Any] = {"memory": memory}
     if memory != scale.memory and method not in scale.benchmarks[benchmark].storage:
         settings["storage"] = "bfloat16"
-    return Run(scale.config(benchmark, method, **settings), weights=True)
+    return Run(scale.config(benchmark, method, **settings))
 
 
 def runs(scale: Scale, results: Results) -> list[Run]:

@@ -13,7 +13,7 @@ from forgetless.paper.work import Run, Workshop
 
 def cell_run(scale: Scale, benchmark: str, method: str) -> Run:
     """The run of one cell, on the network as the released code trains it."""
-    return Run(scale.config(benchmark, method), method == "gem-nt" and benchmark != "split")
+    return Run(scale.config(benchmark, method))
 
 
 def _artefact(name: str, title: str, methods: Sequence[str], note: str) -> Artefact:

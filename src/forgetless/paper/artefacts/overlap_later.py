@@ -15,13 +15,13 @@ from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
 
+NAME = "overlap-later"
 DROP = "rotated"  # the benchmark of the drop figure, with all memories
 BENCHMARKS = (DROP, "cifar", "permuted")
 
 
-def targets(scale: Scale, benchmark: str) -> list[int]:
-    """The later tasks that are looked at, from 0: the next, two between, the last."""
-    tasks = scale.tasks(benchmark)
+def targets(tasks: int) -> list[int]:
+    """Which of so many tasks are looked at, from 0: the next, two between, the last."""
     return sorted({1, tasks // 3, 2 * tasks // 3, tasks - 1})
 
 
@@ -43,19 +43,24 @@ def runs(scale: Scale, results: Results) -> list[Run]:
     return [run for b in BENCHMARKS for run in variants(scale, b).values()]
 
 
+def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+    """Largest and mean singular value of O(1→k) at the weights with which task k starts."""
+    scale, replay, later = workshop.scale, workshop.replay(run), {}
+    for task in range(run.config.tasks - 1):
+        replay.at(task)
+        replay.remember(task)
+        if task + 1 in targets(run.config.tasks):
+            found = overlap_with_first(replay, task + 1, scale.overlap_samples)
+            later[str(task + 2)] = {name: found[name] for name in ("largest", "mean")}
+    return later
+
+
 def measure(workshop: Workshop) -> dict[str, Any]:
-    """Spectra of O(1→k) at the weights with which task k starts, and the drop on task 1."""
-    scale = workshop.scale
+    """Spectra of O(1→k), and the drop on task 1: benchmark → "method memory"."""
     data: dict[str, Any] = {}
     for benchmark in BENCHMARKS:
-        for variant, run in variants(scale, benchmark).items():
-            replay, later = workshop.replay(run), {}
-            for task in range(scale.tasks(benchmark) - 1):
-                replay.at(task)
-                replay.remember(task)
-                if task + 1 in targets(scale, benchmark):
-                    found = overlap_with_first(replay, task + 1, scale.overlap_samples)
-                    later[str(task + 2)] = {name: found[name] for name in ("largest", "mean")}
+        for variant, run in variants(workshop.scale, benchmark).items():
+            later = workshop.looked(NAME, run, look)
             accuracy = workshop.trace(run).accuracy
             drop = accuracy[:, 0, 0] - accuracy[:, -1, 0]
             data.setdefault(benchmark, {})[variant] = {"later": later, "drop": drop}
@@ -149,10 +154,11 @@ def _figure(data: Data) -> Figure:
 
 
 ARTEFACT = Artefact(
-    "overlap-later",
+    NAME,
     "Overlap with later tasks, and what is lost",
     "section 5.1, drop figure; appendix, evolution of the eigenvalues",
     measure,
     show,
     runs,
+    look=look,
 )

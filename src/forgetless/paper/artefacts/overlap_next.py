@@ -14,6 +14,7 @@ from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
 
+NAME = "overlap-next"
 BENCHMARKS = ("rotated", "permuted", "cifar")
 
 
@@ -28,19 +29,21 @@ def variants(scale: Scale) -> list[tuple[str, int]]:
     return [("sgd", scale.memory), ("gem-nt", scale.memory), *kept]
 
 
+def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+    """Spectra at the weights after task 1, by "method memory"."""
+    found = {}
+    for method, memory in variants(workshop.scale):
+        replay = workshop.replay(run, method, memory=memory)
+        replay.at(0)
+        replay.remember(0)
+        samples = workshop.scale.overlap_samples
+        found[f"{method} {memory}"] = overlap_with_first(replay, 1, samples)
+    return found
+
+
 def measure(workshop: Workshop) -> dict[str, Any]:
-    """Spectra at the weights after task 1: benchmark → "method memory"."""
-    scale = workshop.scale
-    data: dict[str, Any] = {}
-    for benchmark in BENCHMARKS:
-        run = cell_run(scale, benchmark, "sgd")
-        for method, memory in variants(scale):
-            replay = workshop.replay(run, method, memory=memory)
-            replay.at(0)
-            replay.remember(0)
-            found = overlap_with_first(replay, 1, scale.overlap_samples)
-            data.setdefault(benchmark, {})[f"{method} {memory}"] = found
-    return data
+    """Benchmark → what is found in the run's weights."""
+    return {b: workshop.looked(NAME, cell_run(workshop.scale, b, "sgd"), look) for b in BENCHMARKS}
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
@@ -90,10 +93,11 @@ def _figure(data: Data) -> Figure:
 
 
 ARTEFACT = Artefact(
-    "overlap-next",
+    NAME,
     "Overlap of tasks 1 and 2",
     "section 5.2, figure on Rotated MNIST; appendix, Permuted MNIST",
     measure,
     show,
     runs,
+    look=look,
 )

@@ -1,7 +1,6 @@
 """Table 1: average accuracy and forgetting of five methods on four benchmarks, as released."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
@@ -14,13 +13,11 @@ from forgetless.paper.work import Run, Workshop
 from forgetless.trace import Trace
 
 LEAST = 1.5  # points of A_T that are never counted as a disagreement
-# Whose weights are looked at by others: overlap, explained variance, change of the kernel.
-_LOOKED_AT = {"sgd", "ogd", "pca-ogd"}
 
 
 def cell_run(scale: Scale, benchmark: str, method: str) -> Run:
     """The run of one cell, released protocol."""
-    return Run(scale.config(benchmark, method), method in _LOOKED_AT and benchmark != "split")
+    return Run(scale.config(benchmark, method))
 
 
 def runs(scale: Scale, results: Results) -> list[Run]:
@@ -29,10 +26,10 @@ def runs(scale: Scale, results: Results) -> list[Run]:
 
 
 def traces(workshop: Workshop) -> Iterator[tuple[str, str, Trace]]:
-    """Benchmark, method and trace of every cell whose run is there; weights do not matter."""
+    """Benchmark, method and trace of every cell whose run is there."""
     for benchmark in workshop.scale.benchmarks:
         for method in METHODS:
-            run = replace(cell_run(workshop.scale, benchmark, method), weights=False)
+            run = cell_run(workshop.scale, benchmark, method)
             if workshop.is_trained(run):
                 yield benchmark, method, workshop.trace(run)
 

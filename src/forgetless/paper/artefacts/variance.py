@@ -17,6 +17,7 @@ from forgetless.paper.store import Results
 from forgetless.paper.work import Run, Workshop
 from forgetless.theory import explained_variance
 
+NAME = "variance"
 BENCHMARKS = ("permuted", "rotated", "cifar")
 # Name → task (from 0), weights after which task (-1 for the initial ones), centred.
 MOMENTS: dict[str, tuple[int, int, bool]] = {
@@ -41,28 +42,29 @@ def runs(scale: Scale, results: Results) -> list[Run]:
     return [cell_run(scale, b, "pca-ogd") for b in BENCHMARKS]
 
 
-def measure(workshop: Workshop) -> dict[str, Any]:
-    """Percent explained, (S, counts), by benchmark and moment; and for few components."""
+def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+    """Percent explained, (S, counts), by moment; and for few components."""
     scale = workshop.scale
     counts = [*scale.variance_counts, scale.few]
+    benchmark = next(b for b in BENCHMARKS if cell_run(scale, b, "pca-ogd").key == run.key)
+    samples = scale.benchmarks[benchmark].variance_samples
+    replay, present = workshop.replay(run), -1
+    found = {}
+    for name, (task, after, centred) in MOMENTS.items():
+        if after != present:
+            replay.at(after)
+            present = after
+        of = np.array([_percent(gram, counts, centred) for gram in _grams(replay, task, samples)])
+        found[name] = {"percent": of[:, :-1], "few": of[:, -1]}
+    return found
+
+
+def measure(workshop: Workshop) -> dict[str, Any]:
+    """The counts, and benchmark → what is found in the run's weights."""
+    scale = workshop.scale
+    runs_ = {b: cell_run(scale, b, "pca-ogd") for b in BENCHMARKS}
     data: dict[str, Any] = {"counts": list(scale.variance_counts), "few": scale.few}
-    for benchmark in BENCHMARKS:
-        replay = workshop.replay(cell_run(scale, benchmark, "pca-ogd"))
-        samples = scale.benchmarks[benchmark].variance_samples
-        found: dict[str, list[Any]] = {}
-        present = -1
-        for name, (task, after, centred) in MOMENTS.items():
-            if after != present:
-                replay.at(after)
-                present = after
-            found[name] = [
-                _percent(gram, counts, centred) for gram in _grams(replay, task, samples)
-            ]
-        data[benchmark] = {
-            name: {"percent": np.array(of)[:, :-1], "few": np.array(of)[:, -1]}
-            for name, of in found.items()
-        }
-    return data
+    return data | {b: workshop.looked(NAME, run, look) for b, run in runs_.items()}
 
 
 def _grams(replay: Replay, task: int, samples: int) -> list[torch.Tensor]:
@@ -134,10 +136,11 @@ def at(data: Data, benchmark: str, moment: str, count: int) -> float:
 
 
 ARTEFACT = Artefact(
-    "variance",
+    NAME,
     "Explained variance",
     'appendix "Structure in the data", table and figure',
     measure,
     show,
     runs,
+    look=look,
 )
