@@ -25,6 +25,7 @@ ALLOWED = {
     "notebook": set(),
     "sizes": {"errors"},
     "atomic": {"errors"},
+    "beside": {"atomic"},
     "signals": set(),
     "trace": {"atomic", "errors", "metrics", "notebook"},
     "checkpoint": {"atomic", "errors"},
@@ -34,7 +35,8 @@ ALLOWED = {
     "network": {"batched", "errors", "methods", "perceptron", "tangent"},
     "frozen": {"data", "network", "perceptron"},
     "driver": {"data", "methods", "network", "streams", "tangent"},
-    "graphs": {"driver", "methods"},
+    "capturing": set(),
+    "graphs": {"capturing", "driver", "methods"},
     "learner": {
         "data", "driver", "errors", "frozen", "graphs", "methods", "network", "streams",
         "subspace", "tangent",
@@ -58,7 +60,7 @@ ALLOWED = {
         "provenance", "saving", "signals", "streams", "subspace", "trace", "training",
     },
     "guard": {
-        "errors", "footprint", "linalg", "methods", "ranks", "sizes", "streams", "subspace",
+        "capturing", "errors", "footprint", "linalg", "methods", "ranks", "sizes", "streams", "subspace",
         "tangent",
     },
     "distributed": {"errors", "guard", "ranks"},
@@ -69,7 +71,9 @@ ALLOWED = {
     },
     "rebuild": {"config", "data", "errors", "models", "trace"},
     "comparison": {"errors", "metrics", "notebook", "trace"},
-    "analysis": {"atomic", "data", "errors", "models", "rebuild", "tangent", "theory", "trace"},
+    "analysis": {
+        "beside", "data", "errors", "models", "rebuild", "subspace", "tangent", "theory", "trace",
+    },
     "page": {"atomic", "analysis", "comparison", "config", "errors", "metrics", "trace"},
     "plots": {"atomic", "analysis", "comparison", "errors", "metrics", "trace"},
     "loggers": {"errors", "metrics", "training"},
@@ -80,8 +84,8 @@ ALLOWED = {
     "report": {"linalg", "metrics", "tangent", "trace"},
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "paper": {
-        "assembly", "atomic", "config", "data", "driver", "engines", "errors", "fit", "linalg",
-        "methods", "metrics", "models", "provenance", "runs", "streams", "subspace", "tangent",
+        "assembly", "atomic", "beside", "config", "data", "driver", "engines", "errors", "fit",
+        "linalg", "methods", "metrics", "models", "provenance", "runs", "streams", "subspace", "tangent",
         "theory", "trace", "training",
     },
     "cli": {
