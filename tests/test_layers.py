@@ -60,8 +60,8 @@ ALLOWED = {
         "provenance", "saving", "signals", "streams", "subspace", "trace", "training",
     },
     "guard": {
-        "capturing", "errors", "footprint", "linalg", "methods", "ranks", "sizes", "streams", "subspace",
-        "tangent",
+        "capturing", "errors", "footprint", "linalg", "methods", "ranks", "sizes", "streams",
+        "subspace", "tangent",
     },
     "distributed": {"errors", "guard", "ranks"},
     "integrations": {"errors", "guard", "methods", "subspace"},
@@ -85,8 +85,8 @@ ALLOWED = {
     "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "paper": {
         "assembly", "atomic", "beside", "config", "data", "driver", "engines", "errors", "fit",
-        "linalg", "methods", "metrics", "models", "provenance", "runs", "streams", "subspace", "tangent",
-        "theory", "trace", "training",
+        "linalg", "methods", "metrics", "models", "provenance", "runs", "streams", "subspace",
+        "tangent", "theory", "trace", "training",
     },
     "cli": {
         "analysis", "atomic", "checkpoint", "comparison", "config", "data", "engines", "errors",
