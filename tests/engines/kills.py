@@ -21,7 +21,7 @@ from .problems import assert_alike, order, trained
 
 ROOT = Path(__file__).parents[2]
 # Seconds of training, so that there is time to be killed in.
-LONG = {"tasks": 6, "epochs": 12}
+LONG = {"tasks": 8, "epochs": 12}
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
