@@ -128,6 +128,15 @@ def moved(model, number):
 
 
 @needs_gpu
+def test_rows_in_main_memory_are_not_recorded():
+    plain, stats, _ = trained(OGD(20), 8, recorded=False, storage="dense")
+    found, noted, used = trained(OGD(20), 8, recorded=True, storage="cpu")
+    assert not used
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
+    assert noted.steps == stats.steps
+
+
+@needs_gpu
 @pytest.mark.parametrize("disturb", [None, moved])
 @pytest.mark.parametrize("storage", ["dense", "bfloat16", "factored"])
 @pytest.mark.parametrize("method", [OGD(20), PCAOGD(10, 40)])

@@ -148,8 +148,10 @@ class Steps:
 
     def _only_launches(self) -> bool:
         """Whether changing a step is known to be the GPU's work alone, the same every time."""
+        state = self._state
+        here = isinstance(state, Subspace) and state.storage.device in (None, self._place[0])
         alone = self._ranks is None and self._parameters.shares is None
-        return alone and type(self.method).update is Orthogonal.update
+        return here and alone and type(self.method).update is Orthogonal.update
 
     def _read(self) -> None:
         """Remember the parameters before a step."""
