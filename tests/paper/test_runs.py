@@ -3,6 +3,7 @@
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from forgetless.paper.artefact import Artefact
 from forgetless.paper.artefacts import kernel_change
 from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
-from forgetless.paper.scale import FULL, SMALL
+from forgetless.paper.scale import FULL, METHODS, SMALL
 from forgetless.paper.store import load_results
 from forgetless.paper.work import Run, Workshop
+from forgetless.trace import load_trace
+
+TABLE1 = Path(__file__).parents[2] / "results" / "table1"
 
 
 @pytest.fixture
@@ -149,7 +153,7 @@ def test_what_was_found_in_weights_outlives_them(tiny, workshop):
 
 def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch):
     runs = [Run(tiny.config("rotated", "ogd", memory=m)) for m in (2, 4)]
-    lost, begun = [4], []
+    lost, begun, done = [4], [], []
 
     def look(workshop, run):
         if run.config.memory in lost:
@@ -160,6 +164,7 @@ def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch
         return {str(run.config.memory): workshop.looked("two", run, look) for run in runs}
 
     def watch(stage):
+        done.append(stage.done)
         if stage.fresh and stage.event is not None:
             begun.append(stage.event.job.order.folder.name)
 
@@ -169,6 +174,8 @@ def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch
     with pytest.raises(RuntimeError, match="taken away"):
         build([two], plan, watch)
     assert begun == [run.key for run in runs]
+    assert done == sorted(done)  # what is done stays done
+    assert done[-1] == pytest.approx(sum(run.effort for run in runs))
     for folder in plan.runs.glob("*/seed-*"):
         shutil.rmtree(folder)
     lost.clear()
@@ -201,3 +208,21 @@ def test_a_trace_without_weights_will_do_for_what_needs_none(tiny, tmp_path, mon
         [plain], Plan(tiny, tmp_path / "runs", tmp_path / "results", device="cpu"), lambda _: None
     )
     assert looking.has(workshop, run)
+
+
+def test_the_estimated_effort_is_what_runs_took():
+    """Time left is told from it: the longest run of Table 1 takes a hundred times the shortest."""
+    cells = [(b, m) for b in FULL.benchmarks for m in METHODS]
+    runs = [Run(FULL.config(b, m)) for b, m in cells]
+    folders = [TABLE1 / run.config.scenario / run.config.method for run in runs]
+    seconds = np.array([load_trace(folder).timings["total"] for folder in folders])
+    efforts = np.array([run.effort for run in runs])
+    efforts *= seconds.sum() / efforts.sum()
+    long = seconds > 2
+    assert np.abs(np.log2(efforts / seconds))[long].max() < 1.5
+    assert efforts[~long].max() < 3
+    half, whole = (
+        Run(FULL.config("rotated", "ogd", storage=s)).effort for s in ("bfloat16", "dense")
+    )
+    assert half < whole
+    assert Run(FULL.config("cifar", "ogd")).effort < Run(FULL.config("cifar", "pca-ogd")).effort

@@ -24,7 +24,7 @@ class Stage:
 
     Arguments:
         what: what is being done, for people.
-        done: training steps of this build that are done, and their number.
+        done: how much of this build's training is done, and how much there is.
         fresh: whether something new has begun.
         event: what happened to a job, if that is what it is about.
     """
@@ -80,11 +80,11 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
         wanted = {artefact.name for artefact in waiting}
         ready = [artefact for artefact in waiting if wanted.isdisjoint(artefact.needs)]
         ready = ready if plan.engine.workers > 1 else waiting[:1]
-        steps = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
+        effort = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
         for artefact in ready:
             if not plan.train:
                 _check(artefact, workshop)
-            watch(Stage(f"{artefact.name}: measuring", steps, steps, fresh=True))
+            watch(Stage(f"{artefact.name}: measuring", effort, effort, fresh=True))
             started = time.perf_counter()
             workshop.clear_used()
             data = artefact.measure(workshop)
@@ -111,15 +111,15 @@ def _train(
     engine: Engine,
     watch: Watcher,
 ) -> float:
-    """Train what artefacts need and is not there; returns the steps that took.
+    """Train what artefacts need and is not there; returns the effort it was.
 
     One run at a time is looked at as soon as it is trained, by these and by those that are still
     to come: whoever stops then has lost nothing.
     """
     missing = {run.key: run for artefact in artefacts for run in _missing(artefact, workshop)}
-    total = float(sum(run.steps for run in missing.values()))
+    total = sum(run.effort for run in missing.values())
     names = ", ".join(artefact.name for artefact in artefacts)
-    follow = _Follow(watch, names, {key: run.steps for key, run in missing.items()})
+    follow = _Follow(watch, names, {key: run.effort for key, run in missing.items()})
     if engine.workers > 1:
         workshop.train(list(missing.values()), engine, follow)
         return total
@@ -140,13 +140,13 @@ class _Follow:
     Arguments:
         watch: the watcher.
         names: of what they are for.
-        steps: by the key of each run.
+        efforts: by the key of each run.
     """
 
-    def __init__(self, watch: Watcher, names: str, steps: Mapping[str, int]) -> None:
+    def __init__(self, watch: Watcher, names: str, efforts: Mapping[str, float]) -> None:
         self._watch = watch
         self._names = names
-        self._steps = steps
+        self._efforts = efforts
         self._numbers: dict[str, int] = {}  # the runs that have begun, from 1
         self._before = 0.0
 
@@ -155,13 +155,13 @@ class _Follow:
         if event.kind == "begun":
             self._numbers.setdefault(key, len(self._numbers) + 1)
         what = f"{self._names}: {event.job.order.name}"
-        what += f" ({self._numbers.get(key, 0)} of {len(self._steps)} runs)"
+        what += f" ({self._numbers.get(key, 0)} of {len(self._efforts)} runs)"
+        if event.kind in ("finished", "failed"):
+            self._before += event.job.size
         done = self._before
         if event.progress is not None:
             done += event.progress.done * event.job.size
-        elif event.kind in ("finished", "failed"):
-            self._before += event.job.size
-        total = float(sum(self._steps.values()))
+        total = sum(self._efforts.values())
         self._watch(Stage(what, done, total, fresh=event.kind == "begun", event=event))
 
 
