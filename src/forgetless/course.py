@@ -119,8 +119,8 @@ class _Stage:
         network = learner.network
         dtype, device = network.theta.dtype, network.theta.device
         tests = self._earlier_tests(start)
-        for t, task, seen in self._tasks(start.task, ahead=device.type != "cpu"):
-            saver.see(t, seen)
+        for t, task, mark in self._tasks(start.task, ahead=device.type != "cpu"):
+            saver.see(t, mark)
             train = task.train.to(device, dtype)
             tests[t] = task.test.to(device, dtype)
             if not (start.consolidated and t == start.task):
@@ -140,7 +140,7 @@ class _Stage:
             self._after_task(t)
 
     def _tasks(self, first: int, *, ahead: bool) -> Iterator[tuple[int, Task, str]]:
-        """The tasks in their order, and what the saver sees of their data.
+        """The tasks in their order, and the saver's marks of their data.
 
         With `ahead` the next one is made while one is learned.
         """
@@ -148,16 +148,16 @@ class _Stage:
 
         def made(t: int) -> tuple[Task, str]:
             task = scenario.task(t, seeds)
-            return task, self.course.saver.seen(task)
+            return task, self.course.saver.mark_of(task)
 
         with ThreadPoolExecutor(1) as pool:
             coming = None
             for t in range(first, scenario.n_tasks):
                 with self._interruptible(Position(self.group, t)):
-                    task, seen = coming.result() if coming else made(t)
+                    task, mark = coming.result() if coming else made(t)
                 if ahead and t + 1 < scenario.n_tasks:
                     coming = pool.submit(made, t + 1)
-                yield t, task, seen
+                yield t, task, mark
 
     def _earlier_tests(self, start: Position) -> dict[int, Split]:
         """The test sets of the tasks that were learned before the run was stopped."""
@@ -168,7 +168,7 @@ class _Stage:
             signals.raise_pending()  # all of this is saved already
             task = course.scenario.task(t, self.learner.seeds)
             if t < start.task:
-                course.saver.see(t, course.saver.seen(task))
+                course.saver.see(t, course.saver.mark_of(task))
             tests[t] = task.test.to(theta.device, theta.dtype)
         return tests
 

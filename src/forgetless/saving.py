@@ -107,12 +107,12 @@ class Saver:
         self._initial = fingerprint(learner.network.theta)
         self._remembered = None
 
-    def seen(self, task: Task) -> str:
+    def mark_of(self, task: Task) -> str:
         """What tells a task's data from others', if anything asks for it."""
         return fingerprint(*_tensors(task.train), *_tensors(task.test)) if self.active else ""
 
     def see(self, index: int, found: str) -> None:
-        """Note what was `seen` of a task; it must be what the run was begun with."""
+        """Note the mark of a task; it must be the one that the run was begun with."""
         if not self.active:
             return
         if index == len(self._data):

@@ -70,7 +70,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         pictures.add("memory", "Average accuracy against memory", lambda: _figure(data)),
         "",
         "*A_T against the directions or samples kept of each task, ± one standard deviation. Table "
-        "1's memory is kept in float32, the others in bfloat16, OGD's on Split CIFAR factored.*",
+        "1's memory is kept as there; of the others, dense rows are kept in bfloat16.*",
         "",
         "On the first task alone:",
         "",
