@@ -1,9 +1,12 @@
 """g − Vᵀ V g in one pass over V: a kernel whose programs exchange what each knows of V g.
 
 Each program owns some columns of one seed's rows. One group of its warps brings blocks of rows onto
-the chip, one publishes what they contribute to c_k = ⟨v_k, g⟩, and one collects everyone's
+the chip, others publish what they contribute to c_k = ⟨v_k, g⟩, and one collects everyone's
 contributions and subtracts c_k v_k, the program's part of v_k still being there. Contributions are
 added up in one order, so the result is the same in every run.
+
+A program's columns are pieces of one width, and perhaps one of half that width: with whole pieces
+alone some processors would have nothing to do.
 """
 
 from triton.experimental import gluon
@@ -16,6 +19,46 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 def _tile(width, warps):
     """How a block of rows is spread over threads: all along the columns, neighbours to each."""
     return gl.BlockedLayout([1, width // (32 * warps)], [1, 32], [1, warps], [1, 0])
+
+
+@gluon.jit
+def _columns(ring):
+    """The columns of a piece, from 0."""
+    width: gl.constexpr = ring.shape[2]
+    return gl.arange(0, width, gl.SliceLayout(0, _tile(width, gl.num_warps())))
+
+
+@gluon.jit
+def _rows(ring):
+    """The rows of a block, from 0, as they go with a piece's columns."""
+    height: gl.constexpr = ring.shape[1]
+    width: gl.constexpr = ring.shape[2]
+    return gl.arange(0, height, gl.SliceLayout(1, _tile(width, gl.num_warps())))
+
+
+@gluon.jit
+def _block(ring, slot):
+    """A piece of the block of rows in a slot."""
+    width: gl.constexpr = ring.shape[2]
+    return ring.index(slot).load(_tile(width, gl.num_warps())).to(gl.float32)
+
+
+@gluon.jit
+def _clear(ring, slot):
+    """Zeros in a slot."""
+    height: gl.constexpr = ring.shape[1]
+    width: gl.constexpr = ring.shape[2]
+    ring.index(slot).store(gl.zeros([height, width], ring.dtype, _tile(width, gl.num_warps())))
+
+
+@gluon.jit
+def _of_threads(products):
+    """The sums over the neighbours that each thread has, (height, columns) → (height, threads)."""
+    threads: gl.constexpr = 32 * gl.num_warps()
+    height: gl.constexpr = products.shape[0]
+    neighbours: gl.constexpr = products.shape[1] // threads
+    sums = gl.sum(products.reshape([height, threads, neighbours]), 2)
+    return gl.convert_layout(sums, _tile(threads, gl.num_warps()))
 
 
 @gluon.jit
@@ -43,28 +86,25 @@ def _await(bits, pointers):
 @gluon.jit
 def _bring(
     rings, full, free, rows, seeds, count, stride, seed_stride,
-    groups: gl.constexpr, parts: gl.constexpr,
+    span: gl.constexpr, groups: gl.constexpr, parts: gl.constexpr,
 ):  # fmt: skip
     """Load block after block into the rings as slots become free; past the last row it again."""
-    pieces: gl.constexpr = len(rings)
     stages: gl.constexpr = rings[0].shape[0]
     height: gl.constexpr = rings[0].shape[1]
     width: gl.constexpr = rings[0].shape[2]
-    tile: gl.constexpr = _tile(width, gl.num_warps())
-    first = gl.program_id(0) % parts * (pieces * width)
+    first = gl.program_id(0) % parts * span
     turn = 0
     for seed in range(gl.program_id(0) // parts, seeds, groups):
         source = rows + seed.to(gl.int64) * seed_stride
         for start in range(0, count, height):
             slot = turn % stages
             mbarrier.wait(free.index(slot), (turn // stages & 1) ^ 1)
-            row = gl.minimum(start + gl.arange(0, height, gl.SliceLayout(1, tile)), count - 1)
-            pointers = source + row.to(gl.int64)[:, None] * stride
-            for piece in gl.static_range(pieces):
-                columns = first + piece * width + gl.arange(0, width, gl.SliceLayout(0, tile))
+            for piece in gl.static_range(len(rings)):
+                row = gl.minimum(start + _rows(rings[piece]), count - 1)
+                columns = first + piece * width + _columns(rings[piece])
                 async_copy.async_copy_global_to_shared(
                     rings[piece].index(slot),
-                    pointers + columns[None, :],
+                    source + row.to(gl.int64)[:, None] * stride + columns[None, :],
                     (columns < stride)[None, :],
                 )
             async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
@@ -73,51 +113,52 @@ def _bring(
 
 @gluon.jit
 def _publish(
-    rings, full, g, contributions, seeds, count, size, groups: gl.constexpr, parts: gl.constexpr
-):
-    """For every block of rows the part of V g that comes from the program's columns."""
+    rings, full, g, contributions, seeds, count, size, span: gl.constexpr,
+    groups: gl.constexpr, parts: gl.constexpr, number: gl.constexpr, publishers: gl.constexpr,
+):  # fmt: skip
+    """For every block of rows, or those of this publisher, the part of V g from its columns."""
     pieces: gl.constexpr = len(rings)
     stages: gl.constexpr = rings[0].shape[0]
     height: gl.constexpr = rings[0].shape[1]
     width: gl.constexpr = rings[0].shape[2]
-    tile: gl.constexpr = _tile(width, gl.num_warps())
+    whole: gl.constexpr = pieces - (rings[pieces - 1].shape[2] < width)
+    threads: gl.constexpr = _tile(32 * gl.num_warps(), gl.num_warps())
     part = gl.program_id(0) % parts
-    own = gl.arange(0, height, gl.SliceLayout(1, tile)) * parts + part
+    own = gl.arange(0, height, gl.SliceLayout(1, threads)) * parts + part
     blocks = (count + height - 1) // height
     turn = 0
     for seed in range(gl.program_id(0) // parts, seeds, groups):
         vector = ()
         for piece in gl.static_range(pieces):
-            columns = (part * pieces + piece) * width
-            columns += gl.arange(0, width, gl.SliceLayout(0, tile))
+            columns = part * span + piece * width + _columns(rings[piece])
             vector = vector + (gl.load(g + seed * size + columns, mask=columns < size, other=0.0),)
-        for block in range(blocks):
-            slot = turn % stages
-            mbarrier.wait(full.index(slot), turn // stages & 1)
-            products = gl.zeros([height, width], gl.float32, tile)
-            for piece in gl.static_range(pieces):
-                rows = rings[piece].index(slot).load(tile).to(gl.float32)
-                products += rows * vector[piece][None, :]
-            bits = gl.sum(products, 1).to(gl.int32, bitcast=True)
+        for block in range(number, blocks, publishers):
+            now = turn + block
+            slot = now % stages
+            mbarrier.wait(full.index(slot), now // stages & 1)
+            products = _block(rings[0], slot) * vector[0][None, :]
+            for piece in gl.static_range(1, whole):
+                products += _block(rings[piece], slot) * vector[piece][None, :]
+            sums = _of_threads(products)
+            for piece in gl.static_range(whole, pieces):
+                sums += _of_threads(_block(rings[piece], slot) * vector[piece][None, :])
+            bits = gl.sum(sums, 1).to(gl.int32, bitcast=True)
             bits = gl.where(bits == -1, 0x7FFFFFFF, bits)
             place = (seed * blocks + block) * (height * parts)
             gl.store(contributions + place + own, bits)
-            turn += 1
+        turn += blocks
 
 
 @gluon.jit
 def _subtract(
-    rings, full, free, g, out, contributions, seeds, count, size,
+    rings, full, free, g, out, contributions, seeds, count, size, span: gl.constexpr,
     groups: gl.constexpr, parts: gl.constexpr, parts_rounded: gl.constexpr,
 ):  # fmt: skip
     """Out = g − Σ_k c_k v_k in the program's columns, block by block as the c_k become known."""
-    pieces: gl.constexpr = len(rings)
     stages: gl.constexpr = rings[0].shape[0]
     height: gl.constexpr = rings[0].shape[1]
     width: gl.constexpr = rings[0].shape[2]
-    warps: gl.constexpr = gl.num_warps()
-    tile: gl.constexpr = _tile(width, warps)
-    table: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
+    table: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0])
     part = gl.program_id(0) % parts
     # Entry [k, j] is what program j contributes to row k.
     row = gl.arange(0, height, gl.SliceLayout(1, table))
@@ -127,9 +168,8 @@ def _subtract(
     turn = 0
     for seed in range(gl.program_id(0) // parts, seeds, groups):
         left = ()
-        for piece in gl.static_range(pieces):
-            columns = (part * pieces + piece) * width
-            columns += gl.arange(0, width, gl.SliceLayout(0, tile))
+        for piece in gl.static_range(len(rings)):
+            columns = part * span + piece * width + _columns(rings[piece])
             left = left + (gl.load(g + seed * size + columns, mask=columns < size, other=0.0),)
         early = gl.load(entries + seed * blocks * (height * parts), volatile=True)
         for block in range(blocks):
@@ -141,27 +181,32 @@ def _subtract(
             early = gl.load(entries + following, volatile=True)
             c = gl.sum(gl.where((other < parts)[None, :], values, 0.0), 1)
             c = gl.where(block * height + row < count, c, 0.0)
-            c = gl.convert_layout(c, gl.SliceLayout(1, tile))[:, None]
             mbarrier.wait(full.index(slot), turn // stages & 1)
             less = ()
-            for piece in gl.static_range(pieces):
-                rows = rings[piece].index(slot).load(tile).to(gl.float32)
-                less = less + (left[piece] - gl.sum(c * rows, 0),)
+            for piece in gl.static_range(len(rings)):
+                less = less + (left[piece] - _along(c, rings[piece], slot),)
             left = less
             mbarrier.arrive(free.index(slot), count=1)
             turn += 1
-        for piece in gl.static_range(pieces):
-            columns = (part * pieces + piece) * width
-            columns += gl.arange(0, width, gl.SliceLayout(0, tile))
+        for piece in gl.static_range(len(rings)):
+            columns = part * span + piece * width + _columns(rings[piece])
             gl.store(out + seed * size + columns, left[piece], mask=columns < size)
+
+
+@gluon.jit
+def _along(c, ring, slot):
+    """Σ_k c_k v_k over a block's rows, in the columns of a piece."""
+    width: gl.constexpr = ring.shape[2]
+    c = gl.convert_layout(c, gl.SliceLayout(1, _tile(width, gl.num_warps())))[:, None]
+    return gl.sum(c * _block(ring, slot), 0)
 
 
 @gluon.jit(do_not_specialize=["seeds", "count", "size"])
 def project_out_kernel(
     g, rows, out, contributions, seeds, count, size, stride, seed_stride,
     groups: gl.constexpr, parts: gl.constexpr, parts_rounded: gl.constexpr, height: gl.constexpr,
-    pieces: gl.constexpr, width: gl.constexpr, stages: gl.constexpr, loaders: gl.constexpr,
-    subtracters: gl.constexpr,
+    pieces: gl.constexpr, half: gl.constexpr, width: gl.constexpr, stages: gl.constexpr,
+    loaders: gl.constexpr, subtracters: gl.constexpr, publishers: gl.constexpr,
 ):  # fmt: skip
     """out[s] = g[s] − Σ_k ⟨v_k, g[s]⟩ v_k for every seed s.
 
@@ -169,34 +214,86 @@ def project_out_kernel(
     """
     kind: gl.constexpr = rows.dtype.element_ty
     warps: gl.constexpr = gl.num_warps()
-    tile: gl.constexpr = _tile(width, warps)
+    span: gl.constexpr = pieces * width + half
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     # One ring of slots for each piece: the compiler sees that filling one leaves the others alone.
     rings = ()
     for _ in gl.static_range(pieces):
         rings = rings + (gl.allocate_shared_memory(kind, [stages, height, width], shared),)
+    if half > 0:
+        rings = rings + (gl.allocate_shared_memory(kind, [stages, height, half], shared),)
     # Columns past the end are never loaded: they stay zero.
     for slot in range(stages):
-        for piece in gl.static_range(pieces):
-            rings[piece].index(slot).store(gl.zeros([height, width], kind, tile))
+        for piece in gl.static_range(len(rings)):
+            _clear(rings[piece], slot)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(stages):
         mbarrier.init(full.index(slot), count=32 * loaders)
         mbarrier.init(free.index(slot), count=1)
     gl.thread_barrier()
-    gl.warp_specialize(
-        [
-            (_publish, (rings, full, g, contributions, seeds, count, size, groups, parts)),
-            (
-                _subtract,
+    zero: gl.constexpr = 0
+    one: gl.constexpr = 1
+    if publishers == 1:
+        gl.warp_specialize(
+            [
                 (
-                    rings, full, free, g, out, contributions, seeds, count, size,
-                    groups, parts, parts_rounded,
+                    _publish,
+                    (
+                        rings, full, g, contributions, seeds, count, size, span, groups, parts,
+                        zero, publishers,
+                    ),
                 ),
-            ),
-            (_bring, (rings, full, free, rows, seeds, count, stride, seed_stride, groups, parts)),
-        ],
-        [subtracters, loaders],
-        [168, 64],
-    )  # fmt: skip
+                (
+                    _subtract,
+                    (
+                        rings, full, free, g, out, contributions, seeds, count, size, span,
+                        groups, parts, parts_rounded,
+                    ),
+                ),
+                (
+                    _bring,
+                    (
+                        rings, full, free, rows, seeds, count, stride, seed_stride, span, groups,
+                        parts,
+                    ),
+                ),
+            ],
+            [subtracters, loaders],
+            [168, 64],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _publish,
+                    (
+                        rings, full, g, contributions, seeds, count, size, span, groups, parts,
+                        zero, publishers,
+                    ),
+                ),
+                (
+                    _subtract,
+                    (
+                        rings, full, free, g, out, contributions, seeds, count, size, span,
+                        groups, parts, parts_rounded,
+                    ),
+                ),
+                (
+                    _bring,
+                    (
+                        rings, full, free, rows, seeds, count, stride, seed_stride, span, groups,
+                        parts,
+                    ),
+                ),
+                (
+                    _publish,
+                    (
+                        rings, full, g, contributions, seeds, count, size, span, groups, parts,
+                        one, publishers,
+                    ),
+                ),
+            ],
+            [subtracters, loaders, warps],
+            [144, 64, 128],
+        )  # fmt: skip

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 128  # bytes: a line of a GPU's cache. Rows across its borders cost a third more time
-_WARPS = 4  # in each of the kernel's three groups
-_PIECES = (16 * 32 * _WARPS,)  # bytes of one row, 16 in each thread
+_WARPS = 4  # in each of the kernel's groups
+_PIECE = 16 * 32 * _WARPS  # bytes of one row, 16 in each thread
+PUBLISHERS = 2  # groups of warps that take turns
 _BYTES_OF_A_BLOCK = 20 << 10  # at most, where a row has no more: many small ones hide latency best
 _FEWEST_STAGES = 3
 _MOST_NUMBERS = 96  # of a row in the registers of a thread: more spill into slow memory
@@ -86,6 +87,7 @@ class Plan:
         groups: seeds that are worked on at a time.
         parts: programs that share a seed.
         pieces: of a row, that each program owns.
+        half: columns of one more piece, half as wide; 0 for none.
         width: columns in a piece.
         height: rows in a block.
         stages: blocks that are on the chip at a time.
@@ -95,6 +97,7 @@ class Plan:
     groups: int
     parts: int
     pieces: int
+    half: int
     width: int
     height: int
     stages: int
@@ -114,8 +117,9 @@ class Plan:
             self.kernel[(self.groups * self.parts,)](
                 g, rows, out, unpublished, seeds, count, size, rows.stride(1), rows.stride(0),
                 groups=self.groups, parts=self.parts, parts_rounded=_power_of_two(self.parts),
-                height=self.height, pieces=self.pieces, width=self.width, stages=self.stages,
-                loaders=_WARPS, subtracters=_WARPS, num_warps=_WARPS, launch_cooperative_grid=True,
+                height=self.height, pieces=self.pieces, half=self.half, width=self.width,
+                stages=self.stages, loaders=_WARPS, subtracters=_WARPS, publishers=PUBLISHERS,
+                num_warps=_WARPS, launch_cooperative_grid=True,
             )  # fmt: skip
         return out
 
@@ -136,25 +140,22 @@ def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Pl
         properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
     )
     room = shared - _SPARE_BYTES
+    width = _PIECE // dtype.itemsize
+    most = min(room // (_FEWEST_STAGES * _PIECE), _MOST_NUMBERS * 32 * _WARPS // width)
     best: tuple[int, Plan] | None = None
-    for piece in _PIECES:
-        width = piece // dtype.itemsize
-        numbers = width // (32 * _WARPS)
-        for pieces in range(1, min(room // (_FEWEST_STAGES * piece), _MOST_NUMBERS // numbers) + 1):
-            parts = -(-size // (pieces * width))
-            if parts > min(processors, _MOST_PARTS):
-                continue
-            groups = min(processors // parts, seeds)
-            duration = pieces * piece * -(-seeds // groups)
-            # Of two that take as long, the one with fewer and larger parts: less to add up.
-            if (
-                best is None
-                or duration < best[0]
-                or (duration == best[0] and parts < best[1].parts)
-            ):
-                height = _power_of_two(_BYTES_OF_A_BLOCK // (pieces * piece) + 1) // 2 or 1
-                stages = room // (pieces * piece * height)
-                best = duration, Plan(kernel, groups, parts, pieces, width, height, stages)
+    for halves in range(2, 2 * most + 1):
+        pieces, half = halves // 2, halves % 2 * width // 2
+        parts = -(-size // (pieces * width + half))
+        if parts > min(processors, _MOST_PARTS):
+            continue
+        groups = min(processors // parts, seeds)
+        duration = halves * -(-seeds // groups)
+        # Of two that take as long, the one with fewer and larger parts: less to add up.
+        if best is None or (duration, parts) < (best[0], best[1].parts):
+            bytes_of_a_row = (pieces * width + half) * dtype.itemsize
+            height = _power_of_two(_BYTES_OF_A_BLOCK // bytes_of_a_row + 1) // 2 or 1
+            stages = room // (bytes_of_a_row * height)
+            best = duration, Plan(kernel, groups, parts, pieces, half, width, height, stages)
     return None if best is None else _tried(best[1], device, dtype, seeds, size)
 
 
