@@ -1,7 +1,7 @@
 """g − Vᵀ V g in one pass over V: a kernel whose programs exchange what each knows of V g.
 
 Each program owns some columns of one seed's rows. One group of its warps brings blocks of rows onto
-the chip, others publish what they contribute to c_k = ⟨v_k, g⟩, and one collects everyone's
+the chip, two take turns to publish what they contribute to c_k = ⟨v_k, g⟩, and one collects all
 contributions and subtracts c_k v_k, the program's part of v_k still being there. Contributions are
 added up in one order, so the result is the same in every run.
 
@@ -114,9 +114,9 @@ def _bring(
 @gluon.jit
 def _publish(
     rings, full, g, contributions, seeds, count, size, span: gl.constexpr,
-    groups: gl.constexpr, parts: gl.constexpr, number: gl.constexpr, publishers: gl.constexpr,
+    groups: gl.constexpr, parts: gl.constexpr, number: gl.constexpr,
 ):  # fmt: skip
-    """For every block of rows, or those of this publisher, the part of V g from its columns."""
+    """For every second block of rows, from `number` on, what the program's columns give of V g."""
     pieces: gl.constexpr = len(rings)
     stages: gl.constexpr = rings[0].shape[0]
     height: gl.constexpr = rings[0].shape[1]
@@ -132,7 +132,7 @@ def _publish(
         for piece in gl.static_range(pieces):
             columns = part * span + piece * width + _columns(rings[piece])
             vector = vector + (gl.load(g + seed * size + columns, mask=columns < size, other=0.0),)
-        for block in range(number, blocks, publishers):
+        for block in range(number, blocks, 2):
             now = turn + block
             slot = now % stages
             mbarrier.wait(full.index(slot), now // stages & 1)
@@ -206,7 +206,7 @@ def project_out_kernel(
     g, rows, out, contributions, seeds, count, size, stride, seed_stride,
     groups: gl.constexpr, parts: gl.constexpr, parts_rounded: gl.constexpr, height: gl.constexpr,
     pieces: gl.constexpr, half: gl.constexpr, width: gl.constexpr, stages: gl.constexpr,
-    loaders: gl.constexpr, subtracters: gl.constexpr, publishers: gl.constexpr,
+    loaders: gl.constexpr, subtracters: gl.constexpr,
 ):  # fmt: skip
     """out[s] = g[s] − Σ_k ⟨v_k, g[s]⟩ v_k for every seed s.
 
@@ -232,68 +232,32 @@ def project_out_kernel(
         mbarrier.init(full.index(slot), count=32 * loaders)
         mbarrier.init(free.index(slot), count=1)
     gl.thread_barrier()
-    zero: gl.constexpr = 0
-    one: gl.constexpr = 1
-    if publishers == 1:
-        gl.warp_specialize(
-            [
+    even: gl.constexpr = 0
+    odd: gl.constexpr = 1
+    gl.warp_specialize(
+        [
+            (
+                _publish,
+                (rings, full, g, contributions, seeds, count, size, span, groups, parts, even),
+            ),
+            (
+                _subtract,
                 (
-                    _publish,
-                    (
-                        rings, full, g, contributions, seeds, count, size, span, groups, parts,
-                        zero, publishers,
-                    ),
+                    rings, full, free, g, out, contributions, seeds, count, size, span, groups,
+                    parts, parts_rounded,
                 ),
+            ),
+            (
+                _bring,
                 (
-                    _subtract,
-                    (
-                        rings, full, free, g, out, contributions, seeds, count, size, span,
-                        groups, parts, parts_rounded,
-                    ),
+                    rings, full, free, rows, seeds, count, stride, seed_stride, span, groups, parts,
                 ),
-                (
-                    _bring,
-                    (
-                        rings, full, free, rows, seeds, count, stride, seed_stride, span, groups,
-                        parts,
-                    ),
-                ),
-            ],
-            [subtracters, loaders],
-            [168, 64],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    _publish,
-                    (
-                        rings, full, g, contributions, seeds, count, size, span, groups, parts,
-                        zero, publishers,
-                    ),
-                ),
-                (
-                    _subtract,
-                    (
-                        rings, full, free, g, out, contributions, seeds, count, size, span,
-                        groups, parts, parts_rounded,
-                    ),
-                ),
-                (
-                    _bring,
-                    (
-                        rings, full, free, rows, seeds, count, stride, seed_stride, span, groups,
-                        parts,
-                    ),
-                ),
-                (
-                    _publish,
-                    (
-                        rings, full, g, contributions, seeds, count, size, span, groups, parts,
-                        one, publishers,
-                    ),
-                ),
-            ],
-            [subtracters, loaders, warps],
-            [144, 64, 128],
-        )  # fmt: skip
+            ),
+            (
+                _publish,
+                (rings, full, g, contributions, seeds, count, size, span, groups, parts, odd),
+            ),
+        ],
+        [subtracters, loaders, warps],
+        [144, 64, 128],
+    )  # fmt: skip

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 128  # bytes: a line of a GPU's cache. Rows across its borders cost a third more time
-_WARPS = 4  # in each of the kernel's groups
+_WARPS = 4  # in each of the kernel's four groups
 _PIECE = 16 * 32 * _WARPS  # bytes of one row, 16 in each thread
-PUBLISHERS = 2  # groups of warps that take turns
 _BYTES_OF_A_BLOCK = 20 << 10  # at most, where a row has no more: many small ones hide latency best
 _FEWEST_STAGES = 3
 _MOST_NUMBERS = 96  # of a row in the registers of a thread: more spill into slow memory
@@ -118,8 +117,8 @@ class Plan:
                 g, rows, out, unpublished, seeds, count, size, rows.stride(1), rows.stride(0),
                 groups=self.groups, parts=self.parts, parts_rounded=_power_of_two(self.parts),
                 height=self.height, pieces=self.pieces, half=self.half, width=self.width,
-                stages=self.stages, loaders=_WARPS, subtracters=_WARPS, publishers=PUBLISHERS,
-                num_warps=_WARPS, launch_cooperative_grid=True,
+                stages=self.stages, loaders=_WARPS, subtracters=_WARPS, num_warps=_WARPS,
+                launch_cooperative_grid=True,
             )  # fmt: skip
         return out
 
