@@ -13,7 +13,7 @@ import pytest
 
 from forgetless.cli import main
 from forgetless.paper import ARTEFACTS
-from forgetless.paper.artefacts import memory_sweep, same_bytes, table1
+from forgetless.paper.artefacts import memory_sweep, same_bytes, strength, table1
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import judged
 from forgetless.paper.page import make_page
@@ -142,6 +142,56 @@ def test_without_training_cells_that_are_missing_are_left_out(built, tmp_path, m
     capfd.readouterr()
     assert forgetless("paper", "build", "memory", *arguments) == 2
     assert "memory needs" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [(a.name, part) for a in ARTEFACTS.values() if a.parts for part in a.parts(SMALL, {})],
+)
+def test_a_part_whose_runs_are_there_is_measured_without_the_others(
+    built, tmp_path, monkeypatch, name, part
+):
+    monkeypatch.chdir(tmp_path)
+    artefact, whole = ARTEFACTS[name], records(built)[name]
+    for run in artefact.parts(SMALL, {})[part]:
+        # As it is brought back from another machine: the trace and what was found in the weights.
+        shutil.copytree(
+            built / "runs/paper" / run.key,
+            tmp_path / "runs/paper" / run.key,
+            ignore=shutil.ignore_patterns("seed-*"),
+        )
+    arguments = ("--scale", "small", "--device", "cpu", "--no-train")
+    assert forgetless("paper", "build", name, *arguments) == 0
+    record = records(tmp_path)[name]
+    assert part in set(artefact.parts(SMALL, {})) - set(record["lacks"])
+    assert set(record["data"]).isdisjoint(record["lacks"])
+    for key, of in record["data"].items():
+        assert of == {k: v for k, v in whole["data"][key].items() if k in of}
+    # The page says what is missing, and what needs it is not decided.
+    page, _ = make_page({name: record}, "images")
+    assert f"`forgetless paper build {name}`" in page
+    for claim in (claim for claims in ALL.values() for claim in claims):
+        names = {need.partition(": ")[0] for need in claim.needs}
+        if name in names:
+            others = {n: of for n, of in records(built).items() if n != name}
+            word, _, why = judged(claim, {**others, name: record})
+            assert word in VERDICTS
+            needed = next(n for n in claim.needs if n.startswith(name)).partition(": ")[2]
+            if not needed or set(needed.split(", ")) & set(record["lacks"]):
+                assert why.startswith(f"not measured yet: {name} on ")
+            else:
+                assert (word, why) == judged(claim, records(built))[::2]
+
+
+def test_without_what_it_needs_as_a_whole_an_artefact_is_refused(
+    built, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(built / "runs/paper", "runs/paper")
+    shutil.rmtree(Path("runs/paper", strength.parts(SMALL, {})["cifar frozen"][0].key))
+    arguments = ("--scale", "small", "--device", "cpu", "--no-train")
+    assert forgetless("paper", "build", "protocols", *arguments) == 2
+    assert "needs ewc-strength, which lacks Split CIFAR (frozen)" in capfd.readouterr().err
 
 
 def test_without_results_nothing_that_needs_them_is_decided():

@@ -16,9 +16,10 @@ from forgetless.paper.artefact import Artefact
 from forgetless.paper.artefacts import kernel_change
 from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
+from forgetless.paper.run import Run
 from forgetless.paper.scale import FULL, METHODS, SMALL
 from forgetless.paper.store import load_results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 from forgetless.trace import load_trace
 
 TABLE1 = Path(__file__).parents[2] / "results" / "table1"

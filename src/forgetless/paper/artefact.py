@@ -5,16 +5,29 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from forgetless.paper.pictures import Pictures
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Look, Run, Workshop
+from forgetless.paper.work import Look, Workshop
 
 Data = Mapping[str, Any]
+
+
+Parts = Callable[[Scale, Results], Mapping[str, Sequence[Run]]]
 
 
 def no_runs(scale: Scale, results: Results) -> Sequence[Run]:
     """For artefacts that need no training."""
     return ()
+
+
+def runs_of(parts: Parts) -> Callable[[Scale, Results], Sequence[Run]]:
+    """All runs of all parts."""
+
+    def runs(scale: Scale, results: Results) -> Sequence[Run]:
+        return [run for part in parts(scale, results).values() for run in part]
+
+    return runs
 
 
 @final
@@ -30,8 +43,10 @@ class Artefact:
             need, nothing else.
         show: the data as Markdown lines; figures are handed to the pictures.
         runs: what has to be trained, from the scale and the results of what it needs.
+        parts: the same runs by what can be measured without the rest, such as a benchmark, by the
+            names that the data has on top; None if it is all or nothing.
         needs: artefacts that must be built before.
-        may_lack: whether it can be measured when some of its runs are missing.
+        may_lack: whether it sees by itself what can be measured when some of its runs are missing.
         look: what it finds in the weights of each of its runs, as `Workshop.looked` keeps it; None
             if it needs no weights.
     """
@@ -42,6 +57,7 @@ class Artefact:
     measure: Callable[[Workshop], dict[str, Any]]
     show: Callable[[Data, Pictures], list[str]]
     runs: Callable[[Scale, Results], Sequence[Run]] = no_runs
+    parts: Parts | None = None
     needs: tuple[str, ...] = ()
     may_lack: bool = False
     look: Look | None = None
@@ -52,3 +68,8 @@ class Artefact:
             return workshop.is_trained(replace(run, weights=False))
         known = workshop.is_trained(run) and workshop.has_looked(self.name, run)
         return known or workshop.is_trained(replace(run, weights=True))
+
+    def there(self, workshop: Workshop) -> dict[str, bool]:
+        """Which of its parts can be measured, as all their runs are there."""
+        parts = {} if self.parts is None else self.parts(workshop.scale, workshop.results)
+        return {name: all(self.has(workshop, run) for run in runs) for name, runs in parts.items()}

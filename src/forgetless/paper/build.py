@@ -10,10 +10,12 @@ from forgetless.data.sources import file_hashes
 from forgetless.engines import Engine, Event, InProcess
 from forgetless.errors import TraceError
 from forgetless.paper.artefact import Artefact
+from forgetless.paper.pictures import titled
 from forgetless.paper.registry import ARTEFACTS
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import FORMAT, load_results, save_result
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 from forgetless.provenance import versions
 
 
@@ -50,8 +52,8 @@ class Plan:
         results: folder of the results.
         data: folder with datasets, or None.
         device: as the command line takes it.
-        train: whether missing runs are trained. If not, artefacts that can be measured without
-            them are, and others are refused.
+        train: whether missing runs are trained. If not, what can be measured without them is, and
+            artefacts of which nothing can be are refused.
         engine: where they are trained.
         storage: address of the traces in shared storage; `runs` is then what this machine has.
     """
@@ -82,11 +84,10 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
         ready = ready if plan.engine.workers > 1 else waiting[:1]
         effort = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
         for artefact in ready:
-            if not plan.train:
-                _check(artefact, workshop)
+            lacks = [] if plan.train else _lacks(artefact, workshop)
             watch(Stage(f"{artefact.name}: measuring", effort, effort, fresh=True))
             started = time.perf_counter()
-            workshop.clear_used()
+            workshop.begin(lacks)
             data = artefact.measure(workshop)
             now = time.perf_counter()
             looking = sum(glance.seconds for glance in workshop.glances)
@@ -96,6 +97,7 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
                 "artefact": artefact.name,
                 "scale": plan.scale.name,
                 "seeds": plan.scale.seeds,
+                **({"lacks": lacks} if lacks else {}),
                 "provenance": _provenance(workshop, spent | {"jobs": plan.engine.workers}),
                 "data": data,
             }
@@ -165,14 +167,23 @@ class _Follow:
         self._watch(Stage(what, done, total, fresh=event.kind == "begun", event=event))
 
 
-def _check(artefact: Artefact, workshop: Workshop) -> None:
-    """Refuse an artefact that needs runs which are not there."""
-    missing = _missing(artefact, workshop)
-    if missing and not artefact.may_lack:
+def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
+    """The parts that are to be left out, as their runs are not there.
+
+    Where nothing can be measured then, the artefact is refused.
+    """
+    for name in artefact.needs:
+        unmeasured = workshop.results[name].get("lacks", [])
+        if unmeasured:
+            words = ", ".join(map(titled, unmeasured))
+            raise TraceError(f"{artefact.name} needs {name}, which lacks {words}")
+    missing, there = _missing(artefact, workshop), artefact.there(workshop)
+    if missing and not artefact.may_lack and not any(there.values()):
         raise TraceError(
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
             f"{missing[0].key}"
         )
+    return [part for part, is_there in there.items() if not is_there]
 
 
 def _missing(artefact: Artefact, workshop: Workshop) -> list[Run]:

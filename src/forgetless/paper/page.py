@@ -9,7 +9,7 @@ from forgetless.paper.answers import answers
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import Word, judged
 from forgetless.paper.numbers import table
-from forgetless.paper.pictures import NAMES, Pictures
+from forgetless.paper.pictures import NAMES, Pictures, titled
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.scale import SCALES
 from forgetless.paper.store import Results, load_results
@@ -46,6 +46,10 @@ def make_page(records: Results, images: str) -> tuple[str, Pictures]:
         lines += [f"### {artefact.title}", "", f"*In the paper: {artefact.place}.*", ""]
         if name in records:
             lines += artefact.show(records[name]["data"], pictures)
+            lacks = records[name].get("lacks")
+            if lacks:
+                words = ", ".join(map(titled, lacks))
+                lines += [f"Not measured yet: {words} (`forgetless paper build {name}`).", ""]
         else:
             lines += [f"Not measured yet: `forgetless paper build {name}`.", ""]
     return "\n".join([*lines, *_provenance(records)]), pictures

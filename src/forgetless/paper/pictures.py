@@ -37,6 +37,14 @@ NAMES = {
     "split": "Split MNIST",
     "cifar": "Split CIFAR",
 }
+
+
+def titled(part: str) -> str:
+    """The name of an artefact's part for people: "cifar frozen" is "Split CIFAR (frozen)"."""
+    benchmark, _, rest = part.partition(" ")
+    return NAMES[benchmark] + (f" ({rest})" if rest else "")
+
+
 _STYLE: Any = {
     "svg.hashsalt": "forgetless",
     "font.size": 9,

@@ -1,12 +1,9 @@
-"""The runs that artefacts need: told apart by what decides their result, trained once, kept."""
+"""Where artefacts get what they need: runs trained once and kept, and what was found in them."""
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -16,92 +13,16 @@ from forgetless.data import Scenario, ScenarioOptions, build_scenario
 from forgetless.engines import Engine, InProcess, Order, Watch, collect, pull, settle, train
 from forgetless.errors import ForgetlessError, TraceError, TrainingError
 from forgetless.fit import Keep, resolve_device
-from forgetless.methods import build_method
-from forgetless.methods.orthogonal import Orthogonal
-from forgetless.models import ModelOptions
 from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.replay import Replay
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results, rounded
 from forgetless.provenance import versions
 from forgetless.runs import standing
 from forgetless.trace import Trace, is_trace, load_trace
-from forgetless.training import Training
 
 _LOOKS = 1  # version of what is found in weights: another one finds it anew
-# What a step of other methods takes, in steps of plain SGD.
-_EFFORTS = {"ewc": 1.2, "joint": 2.0, "a-gem": 4.5, "factored": 5.0, "gem-nt": 20.0, "gem": 60.0}
-_INPUTS = {"mlp": 1024, "lenet": 3200}  # of the largest layer
-_BYTES_IN_A_STEP = 2.4e8  # that a GPU reads while it does a step of plain SGD
-# How a run is carried out, which does not change what comes out.
-_INCIDENTAL = {"seeds_together", "evaluate"}
-
-
-@final
-@dataclass(frozen=True)
-class Run:
-    """One scenario learned by one method with all its seeds.
-
-    Arguments:
-        config: the settings.
-        weights: whether the weights after each task are wanted.
-    """
-
-    config: Config
-    weights: bool = False
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, and nothing else."""
-        config = self.config
-        family = config.scenario.split("-")[0]
-        if family != "split":  # without heads there is nothing that could go through them
-            config = replace(config, agem_heads="own")
-        method = build_method(config.method, config)
-        if not isinstance(method, Orthogonal):
-            config = replace(config, storage="dense")
-        groups = (ScenarioOptions, ModelOptions, Training)
-        names = {f.name for group in groups for f in fields(group)} - _INCIDENTAL
-        values = asdict(config)
-        return {
-            "scenario": config.scenario,
-            "method": {"name": config.method} | asdict(method),  # type: ignore[call-overload]
-            "seeds": list(config.seed_list()),
-        } | {name: values[name] for name in sorted(names)}
-
-    @cached_property
-    def key(self) -> str:
-        """What tells runs apart: their scenario, method and a hash of all settings."""
-        text = json.dumps(self.settings, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        return f"{self.config.scenario}-{self.config.method}-{digest}"
-
-    @property
-    def effort(self) -> float:
-        """Roughly how much work it is, in steps of plain SGD, for an estimate of the time left."""
-        c = self.config
-        per_class = c.train_per_class or 500
-        classes = c.classes_per_task if c.scenario.startswith("split") else 10
-        steps = c.tasks * c.epochs * max(1, per_class * classes // c.batch_size)
-        return steps * _effort_of_a_step(c)
-
-
-def _effort_of_a_step(config: Config) -> float:
-    """What a method's step takes, in steps of plain SGD, as seen on the paper's benchmarks.
-
-    A projection takes as long as it takes to read the rows, on average half of those at the end.
-    """
-    network = 1.0 if config.model == "mlp" else 3.0
-    if config.method not in ("ogd", "pca-ogd"):
-        return network * _EFFORTS.get(config.method, 1.0)
-    if config.storage == "factored":
-        return network * _EFFORTS["factored"]
-    row = (
-        config.hidden * _INPUTS.get(config.model, 1000) * (2 if config.storage == "bfloat16" else 4)
-    )
-    rows = len(config.seed_list()) * config.tasks * config.memory / 2
-    return network + rows * row / _BYTES_IN_A_STEP
-
 
 Look = Callable[["Workshop", Run], Any]  # from a run's weights to what JSON can hold
 
@@ -145,8 +66,9 @@ class Workshop:
         self.results = results
         self.storage = storage
         self._brought: set[str] = set()
-        self.used: dict[str, Trace] = {}  # by key, since the last `clear_used`
+        self.used: dict[str, Trace] = {}  # by key, since the last `begin`
         self.glances: list[Glance] = []  # that were used, since then
+        self.lacking: Sequence[str] = ()  # parts of what is being measured
         self._scenarios: dict[ScenarioOptions, tuple[str, Scenario]] = {}
 
     def is_trained(self, run: Run) -> bool:
@@ -262,8 +184,17 @@ class Workshop:
     def _made_as(self) -> list[Any]:
         return [_LOOKS, self.scale.name]
 
-    def clear_used(self) -> None:
-        """Forget which runs were used."""
+    def measurable(self, parts: Iterable[str]) -> list[str]:
+        """Those parts of the artefact being measured of which everything is there."""
+        return [part for part in parts if part not in self.lacking]
+
+    def begin(self, lacking: Sequence[str]) -> None:
+        """Begin to measure another artefact: forget which runs were used.
+
+        Arguments:
+            lacking: its parts that are to be left out.
+        """
+        self.lacking = lacking
         self.used.clear()
         self.glances.clear()
 

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, runs_of
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import NAMES, Pictures, panels
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 from forgetless.theory import kernel_change
 
 NAME = "kernel-change"
@@ -27,9 +28,17 @@ def _run(scale: Scale, benchmark: str, per_class: int) -> Run:
     return Run(scale.config(benchmark, "pca-ogd", **settings))
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
-    """Every size on every benchmark."""
-    return [_run(scale, b, n) for b in BENCHMARKS for n in scale.benchmarks[b].sizes]
+def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
+    """Every benchmark with as much data as Table 1 has, and with less beside it."""
+    found = {}
+    for benchmark in BENCHMARKS:
+        every = [_run(scale, benchmark, n) for n in scale.benchmarks[benchmark].sizes]
+        found[benchmark], found[_less(benchmark)] = every[-1:], every
+    return found
+
+
+def _less(benchmark: str) -> str:
+    return f"{benchmark} less data"
 
 
 def look(workshop: Workshop, run: Run) -> dict[str, Any]:
@@ -51,14 +60,13 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
 
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Benchmark → images of a class → what is found in the run's weights."""
-    scale = workshop.scale
-    return {
-        b: {
-            str(n): workshop.looked(NAME, _run(scale, b, n), look)
-            for n in scale.benchmarks[b].sizes
-        }
-        for b in BENCHMARKS
-    }
+    data: dict[str, Any] = {}
+    for benchmark in workshop.measurable(BENCHMARKS):
+        sizes = workshop.scale.benchmarks[benchmark].sizes
+        for size in sizes if workshop.measurable([_less(benchmark)]) else sizes[-1:]:
+            run = _run(workshop.scale, benchmark, size)
+            data.setdefault(benchmark, {})[str(size)] = workshop.looked(NAME, run, look)
+    return data
 
 
 def growth(data: Data, benchmark: str) -> tuple[float, float]:
@@ -123,6 +131,7 @@ ARTEFACT = Artefact(
     'appendix "NTK changes"',
     measure,
     show,
-    runs,
+    runs_of(parts),
+    parts,
     look=look,
 )

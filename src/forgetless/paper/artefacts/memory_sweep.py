@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, runs_of
 from forgetless.paper.numbers import accuracies, mean, shown, std, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 
 BENCHMARKS = ("rotated", "cifar", "permuted")
 METHODS = ("ogd", "pca-ogd")
@@ -27,9 +28,11 @@ def sweep_run(scale: Scale, benchmark: str, method: str, memory: int) -> Run:
     return Run(scale.config(benchmark, method, **settings))
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
+def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """Every method with every memory on the three benchmarks."""
-    return [sweep_run(scale, b, m, d) for b in BENCHMARKS for m in METHODS for d in scale.memories]
+    return {
+        b: [sweep_run(scale, b, m, d) for m in METHODS for d in scale.memories] for b in BENCHMARKS
+    }
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def measure(workshop: Workshop) -> dict[str, Any]:
             m: {str(d): _kept(workshop, sweep_run(scale, b, m, d)) for d in scale.memories}
             for m in METHODS
         }
-        for b in BENCHMARKS
+        for b in workshop.measurable(BENCHMARKS)
     }
 
 
@@ -51,7 +54,7 @@ def _kept(workshop: Workshop, run: Run) -> dict[str, Any]:
 
 def show(data: Data, pictures: Pictures) -> list[str]:
     """A_T for every memory, and the figure."""
-    memories = list(data[BENCHMARKS[0]]["ogd"])
+    memories = list(next(iter(data.values()))["ogd"])
     rows = [
         [f"{NAMES[b]}, {LABELS[m]}", *(shown(of["average"]) for of in sizes.values())]
         for b, methods in data.items()
@@ -103,5 +106,6 @@ ARTEFACT = Artefact(
     'section 5.2, and appendix "Comparison PCA-OGD versus OGD"',
     measure,
     show,
-    runs,
+    runs_of(parts),
+    parts,
 )

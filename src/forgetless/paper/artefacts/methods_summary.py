@@ -6,9 +6,10 @@ from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 from forgetless.subspace import Subspace
 
 BENCHMARKS = ("rotated", "cifar")

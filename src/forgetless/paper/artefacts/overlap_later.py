@@ -5,15 +5,16 @@ from typing import Any
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, runs_of
 from forgetless.paper.artefacts import more_methods, table1
 from forgetless.paper.artefacts.memory_sweep import sweep_run
 from forgetless.paper.numbers import mean, shown, std, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 
 NAME = "overlap-later"
 DROP = "rotated"  # the benchmark of the drop figure, with all memories
@@ -38,9 +39,9 @@ def variants(scale: Scale, benchmark: str) -> dict[str, Run]:
     return found
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
+def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """All of them."""
-    return [run for b in BENCHMARKS for run in variants(scale, b).values()]
+    return {b: list(variants(scale, b).values()) for b in BENCHMARKS}
 
 
 def look(workshop: Workshop, run: Run) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Spectra of O(1→k), and the drop on task 1: benchmark → "method memory"."""
     data: dict[str, Any] = {}
-    for benchmark in BENCHMARKS:
+    for benchmark in workshop.measurable(BENCHMARKS):
         for variant, run in variants(workshop.scale, benchmark).items():
             later = workshop.looked(NAME, run, look)
             accuracy = workshop.trace(run).accuracy
@@ -120,7 +121,7 @@ def _figure(data: Data) -> Figure:
     figure, axes = panels(
         [f"{NAMES[DROP]}: drop", *(f"{NAMES[b]}: evolution" for b in data)], width=2.5
     )
-    for variant, of in data[DROP].items():
+    for variant, of in data.get(DROP, {}).items():
         method, memory = variant.split()
         last = list(of["later"].values())[-1]["largest"]
         axes[0].errorbar(
@@ -159,6 +160,7 @@ ARTEFACT = Artefact(
     "section 5.1, drop figure; appendix, evolution of the eigenvalues",
     measure,
     show,
-    runs,
+    runs_of(parts),
+    parts,
     look=look,
 )

@@ -9,10 +9,11 @@ from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 
 NAME = "overlap-next"
 BENCHMARKS = ("rotated", "permuted", "cifar")

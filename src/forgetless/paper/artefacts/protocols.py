@@ -6,9 +6,10 @@ from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import strength, table1
 from forgetless.paper.numbers import accuracies, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
+from forgetless.paper.run import Run
 from forgetless.paper.scale import METHODS, Protocol, Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 
 
 def cell_run(

@@ -7,9 +7,10 @@ from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import more_methods, table1
 from forgetless.paper.numbers import accuracies, mean, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 
 BENCHMARK = "rotated"
 LIMIT = 640e6  # bytes for the best result

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, runs_of
 from forgetless.paper.numbers import accuracies, mean, table
-from forgetless.paper.pictures import NAMES, Pictures
+from forgetless.paper.pictures import Pictures, titled
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Protocol, Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 
 
 def variants(scale: Scale) -> list[tuple[str, Protocol]]:
@@ -28,21 +29,22 @@ def _run(scale: Scale, benchmark: str, protocol: Protocol, strength: float) -> R
     return Run(config)
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
+def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """Every strength for every variant."""
-    return [_run(scale, b, p, s) for b, p in variants(scale) for s in scale.strengths]
+    return {f"{b} {p}": [_run(scale, b, p, s) for s in scale.strengths] for b, p in variants(scale)}
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
     """A_T on the held-out images of every strength, None where training diverged."""
     data: dict[str, Any] = {}
-    for benchmark, protocol in variants(workshop.scale):
+    strengths, searched = workshop.scale.strengths, parts(workshop.scale, workshop.results)
+    for part in workshop.measurable(searched):
         tried = {}
-        for strength in workshop.scale.strengths:
-            of = accuracies(workshop.trace(_run(workshop.scale, benchmark, protocol, strength)))
+        for strength, run in zip(strengths, searched[part], strict=True):
+            of = accuracies(workshop.trace(run))
             tried[f"{strength:g}"] = None if "diverged" in of else list(of["average"])
         best = max((s for s in tried if tried[s]), key=lambda s: mean(tried[s]), default=None)
-        data[f"{benchmark} {protocol}"] = {"tried": tried, "chosen": best and float(best)}
+        data[part] = {"tried": tried, "chosen": best and float(best)}
     return data
 
 
@@ -58,7 +60,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     strengths = list(next(iter(data.values()))["tried"])
     rows = [
         [
-            _named(variant),
+            titled(variant),
             *(f"{mean(a):.1f}" if a else "diverged" for a in of["tried"].values()),
             f"{of['chosen']:g}" if of["chosen"] else "none",
         ]
@@ -72,16 +74,12 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     ]
 
 
-def _named(variant: str) -> str:
-    benchmark, protocol = variant.split()
-    return f"{NAMES[benchmark]}, {protocol}"
-
-
 ARTEFACT = Artefact(
     "ewc-strength",
     "EWC's strength, searched",
     "appendix, hyperparameters",
     measure,
     show,
-    runs,
+    runs_of(parts),
+    parts,
 )

@@ -7,9 +7,10 @@ from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, allowance, mean, shown, std, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1, Cell
+from forgetless.paper.run import Run
 from forgetless.paper.scale import METHODS, Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 from forgetless.trace import Trace
 
 LEAST = 1.5  # points of A_T that are never counted as a disagreement

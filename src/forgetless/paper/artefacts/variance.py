@@ -12,9 +12,10 @@ from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import NAMES, Pictures, panels
 from forgetless.paper.printed import VARIANCE
 from forgetless.paper.replay import Replay
+from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Run, Workshop
+from forgetless.paper.work import Workshop
 from forgetless.theory import explained_variance
 
 NAME = "variance"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from forgetless.paper.pictures import titled
 from forgetless.paper.store import Results
 
 Word = Literal[
@@ -26,7 +27,8 @@ class Claim:
         place: where it is in the paper.
         says: what it says, in short.
         test: what decides, in words.
-        needs: artefacts whose data `decide` takes, in this order.
+        needs: artefacts whose data `decide` takes, in this order; "memory: rotated, permuted" if
+            those parts of it will do.
         decide: the test.
     """
 
@@ -58,10 +60,20 @@ class Claims:
 
 def judged(claim: Claim, results: Results) -> Finding:
     """The verdict on a claim; what is not measured cannot be decided."""
-    missing = [name for name in claim.needs if name not in results]
+    data: list[Mapping[str, Any]] = []
+    missing = []
+    for need in claim.needs:
+        name, _, parts = need.partition(": ")
+        record = results.get(name)
+        if record is None:
+            missing.append(name)
+            continue
+        wanted = parts.split(", ") if parts else record.get("lacks", [])
+        lacking = [titled(part) for part in wanted if part in record.get("lacks", [])]
+        missing += [f"{name} on {' and '.join(lacking)}"] if lacking else []
+        data.append(record["data"])
     if missing:
         return UNDECIDED, "", f"not measured yet: {', '.join(missing)}"
-    data: list[Mapping[str, Any]] = [results[name]["data"] for name in claim.needs]
     return claim.decide(*data)
 
 

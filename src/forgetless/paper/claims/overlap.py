@@ -20,7 +20,7 @@ def _memories(of: Data) -> list[int]:
     "section 5.1",
     "Low eigenvalues of O(1→15) go with a smaller drop on task 1",
     "rank correlation over methods and memories at least 0.8",
-    "overlap-later",
+    "overlap-later: rotated",
 )
 def _drop(later: Data) -> Finding:
     value = overlap_later.rank_correlation(later)
@@ -32,7 +32,7 @@ def _drop(later: Data) -> Finding:
     "section 5.1",
     "PCA-OGD has 7 to 10 points less drop than OGD",
     "difference at every memory from 5.5 to 11.5",
-    "overlap-later",
+    "overlap-later: rotated",
 )
 def _less_drop(later: Data) -> Finding:
     of = later["rotated"]
@@ -96,13 +96,13 @@ def _sgd_highest(following: Data) -> Finding:
     "section 5.2, memory figure",
     "PCA-OGD is twice as memory efficient on Rotated: PCA-OGD(100) is like OGD(200)",
     "A_T not below OGD's with twice the memory by more than max(1.5, 2σ)",
-    "memory",
+    "memory: rotated",
 )
 def _twice(memory: Data) -> Finding:
     return _twice_on(memory, "rotated")
 
 
-@CLAIMS.add("appendix, memory figure", "… and on Split CIFAR", "the same", "memory")
+@CLAIMS.add("appendix, memory figure", "… and on Split CIFAR", "the same", "memory: cifar")
 def _twice_cifar(memory: Data) -> Finding:
     return _twice_on(memory, "cifar")
 
@@ -122,7 +122,7 @@ def _twice_on(memory: Data, benchmark: str) -> Finding:
     "section 5.2",
     "PCA-OGD gains about as much from 25 to 50 as from 50 to 100; OGD most from 100 to 200",
     "ratio of PCA-OGD's gains from ½ to 2; OGD's last gain its largest",
-    "memory",
+    "memory: rotated",
 )
 def _marginal(memory: Data) -> Finding:
     gains = {
@@ -139,7 +139,7 @@ def _marginal(memory: Data) -> Finding:
     "section 5.2; appendix, Permuted",
     "On Permuted, OGD and PCA-OGD are comparable, but PCA-OGD is much worse on task 1",
     "A_T within 1.5 at every memory, task 1 lower by 5 or more at memory 100",
-    "memory",
+    "memory: permuted",
 )
 def _permuted(memory: Data) -> Finding:
     of = memory["permuted"]
@@ -157,7 +157,7 @@ def _permuted(memory: Data) -> Finding:
     "appendix, evolution figures",
     "More memory gives PCA-OGD a larger advantage (Rotated, Split CIFAR)",
     "OGD − PCA-OGD of the largest singular value, mean over later tasks, most memory against least",
-    "overlap-later",
+    "overlap-later: rotated, cifar",
 )
 def _evolution(later: Data) -> Finding:
     found = {b: _advantages(later, b) for b in ("rotated", "cifar")}
@@ -170,7 +170,7 @@ def _evolution(later: Data) -> Finding:
     "appendix, evolution figures",
     "… but not on Permuted, where there is no pattern",
     "its advantage at most a quarter of Rotated's",
-    "overlap-later",
+    "overlap-later: permuted, rotated",
 )
 def _no_evolution(later: Data) -> Finding:
     permuted, rotated = _advantages(later, "permuted")[1], _advantages(later, "rotated")[1]
