@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
+from forgetless.paper.claims.base import measured
 from forgetless.paper.numbers import mean, shown
 from forgetless.paper.pictures import LABELS, NAMES
 from forgetless.paper.store import Results
@@ -79,7 +80,7 @@ def _bytes(data: Data) -> str:
 
 
 _QUESTIONS: tuple[tuple[str, str, Callable[[Data], str]], ...] = (
-    ("What is A-GEM's true place on Split CIFAR?", "protocols", _agem),
+    ("What is A-GEM's true place on Split CIFAR?", "protocols: cifar", _agem),
     ("When does Permuted MNIST have structure?", "variance", _structure),
     ("What is the difference in F_T?", "forgetting-gap", _gap),
     ("Does PCA-OGD still win when OGD stores factored samples?", "same-bytes", _bytes),
@@ -90,7 +91,7 @@ def answers(results: Results) -> list[str]:
     """Questions and answers as Markdown lines."""
     lines = []
     for question, needed, answer in _QUESTIONS:
-        known = results.get(needed)
-        text = "Not measured yet." if known is None else answer(known["data"])
+        data, missing = measured([needed], results)
+        text = f"Not measured yet: {', '.join(missing)}." if missing else answer(*data)
         lines.append(f"- **{question}** {text}")
     return [*lines, ""]

@@ -10,7 +10,6 @@ from forgetless.data.sources import file_hashes
 from forgetless.engines import Engine, Event, InProcess
 from forgetless.errors import TraceError
 from forgetless.paper.artefact import Artefact
-from forgetless.paper.pictures import titled
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
@@ -172,11 +171,6 @@ def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
 
     Where nothing can be measured then, the artefact is refused.
     """
-    for name in artefact.needs:
-        unmeasured = workshop.results[name].get("lacks", [])
-        if unmeasured:
-            words = ", ".join(map(titled, unmeasured))
-            raise TraceError(f"{artefact.name} needs {name}, which lacks {words}")
     missing, there = _missing(artefact, workshop), artefact.there(workshop)
     if missing and not artefact.may_lack and not any(there.values()):
         raise TraceError(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, runs_of
 from forgetless.paper.artefacts import strength, table1
 from forgetless.paper.numbers import accuracies, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
@@ -35,28 +35,38 @@ def variants(scale: Scale, benchmark: str) -> tuple[Protocol, ...]:
     return ("released", "frozen", "corrected") if scale.benchmarks[benchmark].network else both
 
 
-def _cells(scale: Scale, results: Results) -> list[tuple[str, Protocol, str, Run]]:
+def _cells(scale: Scale, results: Results, benchmark: str) -> list[tuple[Protocol, str, Run]]:
     found = [
-        (b, p, m, cell_run(scale, results, b, m, p))
-        for b in scale.benchmarks
-        for p in variants(scale, b)
-        for m in METHODS
+        (protocol, method, cell_run(scale, results, benchmark, method, protocol))
+        for protocol in variants(scale, benchmark)
+        for method in METHODS
     ]
-    return [(b, p, m, run) for b, p, m, run in found if run is not None]
+    return [(protocol, method, run) for protocol, method, run in found if run is not None]
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
-    """Every cell under every protocol; where protocols do not differ, it is the same run."""
-    return [run for *_, run in _cells(scale, results)]
+def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
+    """Every cell under every protocol; where protocols do not differ, it is the same run.
+
+    What a search of EWC's strength has not seen is not known: its runs are needed as well.
+    """
+    searches = strength.parts(scale, results)
+    return {
+        b: [
+            *(run for *_, run in _cells(scale, results, b)),
+            *(run for p in variants(scale, b) for run in searches.get(f"{b} {p}", [])),
+        ]
+        for b in scale.benchmarks
+    }
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
     """A_T and F_T of every cell, seed by seed: benchmark → protocol → method."""
     data: dict[str, Any] = {}
-    for benchmark, protocol, method, run in _cells(workshop.scale, workshop.results):
-        cell = accuracies(workshop.trace(run))
-        kept = {k: cell[k] for k in ("average", "forgetting", "diverged") if k in cell}
-        data.setdefault(benchmark, {}).setdefault(protocol, {})[method] = kept
+    for benchmark in workshop.measurable(workshop.scale.benchmarks):
+        for protocol, method, run in _cells(workshop.scale, workshop.results, benchmark):
+            cell = accuracies(workshop.trace(run))
+            kept = {k: cell[k] for k in ("average", "forgetting", "diverged") if k in cell}
+            data.setdefault(benchmark, {}).setdefault(protocol, {})[method] = kept
     return data
 
 
@@ -91,6 +101,7 @@ ARTEFACT = Artefact(
     "section 5.3, Table 1",
     measure,
     show,
-    runs,
+    runs_of(parts),
+    parts,
     needs=("ewc-strength",),
 )

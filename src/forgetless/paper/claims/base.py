@@ -1,6 +1,6 @@
 """A claim of the paper, the test that decides it, and the verdict."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -58,11 +58,11 @@ class Claims:
         return note
 
 
-def judged(claim: Claim, results: Results) -> Finding:
-    """The verdict on a claim; what is not measured cannot be decided."""
+def measured(needs: Sequence[str], results: Results) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The data of artefacts, as `Claim` names them, and what of it is not there, in words."""
     data: list[Mapping[str, Any]] = []
     missing = []
-    for need in claim.needs:
+    for need in needs:
         name, _, parts = need.partition(": ")
         record = results.get(name)
         if record is None:
@@ -72,6 +72,12 @@ def judged(claim: Claim, results: Results) -> Finding:
         lacking = [titled(part) for part in wanted if part in record.get("lacks", [])]
         missing += [f"{name} on {' and '.join(lacking)}"] if lacking else []
         data.append(record["data"])
+    return data, missing
+
+
+def judged(claim: Claim, results: Results) -> Finding:
+    """The verdict on a claim; what is not measured cannot be decided."""
+    data, missing = measured(claim.needs, results)
     if missing:
         return UNDECIDED, "", f"not measured yet: {', '.join(missing)}"
     return claim.decide(*data)

@@ -89,7 +89,7 @@ def _comparable(data: Data) -> Finding:
     "Table 1",
     "On Split CIFAR A-GEM is the worst of all, below SGD",
     "lowest A_T, every protocol",
-    "protocols",
+    "protocols: cifar",
 )
 def _agem_worst(data: Data) -> Finding:
     found = {
@@ -113,7 +113,7 @@ def _rank(of: dict[str, float], method: str) -> str:
     "Table 1, section 5.3",
     "PCA-OGD is the best on Split CIFAR",
     "highest A_T by more than the spread, every protocol",
-    "protocols",
+    "protocols: cifar",
 )
 def _pca_best(data: Data) -> Finding:
     return _best_everywhere(data["cifar"], "pca-ogd")
@@ -123,7 +123,7 @@ def _pca_best(data: Data) -> Finding:
     "Table 1",
     "A-GEM is the best on Rotated",
     "highest A_T by more than the spread, every protocol",
-    "protocols",
+    "protocols: rotated",
 )
 def _agem_rotated(data: Data) -> Finding:
     return _best_everywhere(data["rotated"], "a-gem")
@@ -133,7 +133,7 @@ def _agem_rotated(data: Data) -> Finding:
     "Table 1",
     "A-GEM is the best on Permuted",
     "highest A_T by more than the spread, every protocol",
-    "protocols",
+    "protocols: permuted",
 )
 def _agem_permuted(data: Data) -> Finding:
     return _best_everywhere(data["permuted"], "a-gem")
@@ -143,7 +143,7 @@ def _agem_permuted(data: Data) -> Finding:
     "Table 1",
     "OGD is the best on Split MNIST",
     "highest A_T by more than the spread, every protocol",
-    "protocols",
+    "protocols: split",
 )
 def _ogd_split(data: Data) -> Finding:
     return _best_everywhere(data["split"], "ogd")
@@ -172,7 +172,9 @@ def _best_everywhere(protocols: Data, method: str) -> Finding:
     return word, "; ".join(shown), why
 
 
-@CLAIMS.add("Table 1", "EWC forgets least on Permuted", "lowest F_T, every protocol", "protocols")
+@CLAIMS.add(
+    "Table 1", "EWC forgets least on Permuted", "lowest F_T, every protocol", "protocols: permuted"
+)
 def _ewc_least(data: Data) -> Finding:
     found = {
         p: {m: mean(of["forgetting"]) for m, of in methods.items() if "forgetting" in of}
