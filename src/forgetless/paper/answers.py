@@ -54,13 +54,14 @@ def _gap(gap: Data) -> str:
     )
     if likeness < 0.5:
         text += (
-            "Noise of evaluating on 256 images does not explain it: it would add in other cells "
+            "Noise of evaluating on 256 images does not explain it: it would raise F_T most "
+            "where little is missing "
             f"(correlation {likeness:.2f}). "
         )
     if far:
         text += (
             f"On {', '.join(far)} the mean best accuracy would have to be higher than that of any "
-            "task at any time here: it cannot have been measured as the final ones were."
+            "task at any time here: it was probably measured in another way than the final ones."
         )
     return text
 

@@ -17,6 +17,7 @@ from forgetless.paper.store import Results, load_results
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"
 _MADE_WITH = ("device", "torch", "code")
+_PLURAL = {word: word.replace("holds", "hold").replace("does", "do") for word in get_args(Word)}
 
 
 def write_page(results: Path, page: Path, images: Path) -> None:
@@ -71,8 +72,15 @@ def _head(records: Results) -> list[str]:
         "This page is generated from [results/paper](../results/paper) by `forgetless paper page`; "
         "`forgetless paper build all` trains and measures all of it again.",
         "",
-        f"Here {titles}. Mean ± standard deviation over the seeds ({', '.join(seeds) or 'none'}); "
-        "accuracies and differences in percent and points.",
+        f"Here {titles}. Mean ± standard deviation over {', '.join(seeds) or 'no'} seeds unless "
+        "said; accuracies and differences in percent and points.",
+        "",
+        "*A_T* is the mean final accuracy over all tasks, *F_T* the mean over all but the last of "
+        "the best accuracy before minus the final one. *Δ* is how far a task's outputs move while "
+        "later ones are learned, squared and summed, and *O(s→k)* the overlap matrix of tasks s "
+        "and k, whose singular values the paper calls eigenvalues. *Released* is the paper's code "
+        "as it ran; *corrected* has the methods as they should be on a network that trains as a "
+        "whole, *frozen* the same methods on the network as the released code trains it.",
         "",
     ]
     if small:
@@ -101,7 +109,11 @@ def _verdicts(records: Results) -> list[str]:
         text = table(headings, rows)
         text[1] = "|---|---|---|---|---|---|"
         lines += [f"### {group}", "", *text]
-    tally = ", ".join(f"{counts[word]} {word}" for word in get_args(Word) if counts[word])
+    tally = ", ".join(
+        f"{counts[word]} {_PLURAL[word] if counts[word] > 1 else word}"
+        for word in get_args(Word)
+        if counts[word]
+    )
     return ["## Verdicts", "", f"{number} claims: {tally}.", "", *lines]
 
 

@@ -123,7 +123,7 @@ FULL = Scale(
     strengths=(10.0, 30.0, 100.0, 300.0),
     search_seeds="2",
     validation=100,
-    toy=((50, 100), (100, 1000), (150, 1000), (500, 500)),
+    toy=((50, 100), (100, 1000), (150, 1000), (500, 200), (500, 500)),
 )
 
 _DIGITS = {"train_per_class": 40, "epochs": 2, "samples": 150, "tasks": 3, "hidden": 24}

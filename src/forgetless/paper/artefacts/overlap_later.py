@@ -80,18 +80,18 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     return data
 
 
-def points(data: Data) -> list[tuple[str, float, float]]:
+def points(data: Data, benchmark: str = DROP) -> list[tuple[str, float, float]]:
     """Of the drop figure: variant, largest singular value for the last task, drop."""
     found = []
-    for variant, of in data[DROP].items():
+    for variant, of in data[benchmark].items():
         last = list(of["later"].values())[-1]
         found.append((variant, mean(last["largest"]), mean(of["drop"])))
     return found
 
 
-def rank_correlation(data: Data) -> float:
+def rank_correlation(data: Data, benchmark: str = DROP) -> float:
     """Spearman's, of overlap and drop over the points of the drop figure."""
-    _, overlap, drop = zip(*points(data), strict=True)
+    _, overlap, drop = zip(*points(data, benchmark), strict=True)
     return float(spearmanr(overlap, drop).statistic)
 
 

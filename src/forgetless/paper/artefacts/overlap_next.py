@@ -60,8 +60,9 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         pictures.add("overlap-next", "Singular values of the overlap matrix of tasks 1 and 2",
                      lambda: _figure(data)),
         "",
-        "*Singular values of O(1→2), mean over seeds, at the weights after task 1. Lower means "
-        "less forgetting. Of OGD and PCA-OGD the smallest (dashed) and the largest memory.*",
+        "*Singular values of O(1→2), mean over seeds, at the weights after task 1. The paper "
+        "reads lower ones as less forgetting. Of OGD and PCA-OGD the smallest (dashed) and the "
+        "largest memory.*",
         "",
     ]  # fmt: skip
 

@@ -27,11 +27,12 @@ from forgetless.theory import (
     overlap_spectrum,
 )
 
+_N, _P, _TASKS, _DECAY, _MEMORY = 8, 60, 4, 0.1, 4
 _METHODS: dict[str, Projection] = {
     "SGD": SGD(),
-    "GEM-NT": GEMNT(4),
-    "OGD": OGD(4),
-    "PCA-OGD": PCAOGD(4),
+    "GEM-NT": GEMNT(_MEMORY),
+    "OGD": OGD(_MEMORY),
+    "PCA-OGD": PCAOGD(_MEMORY),
 }
 # Those for which the paper prints a bound; each keeps one sample or direction of a task.
 _BOUNDED: dict[str, Projection] = {
@@ -40,7 +41,6 @@ _BOUNDED: dict[str, Projection] = {
     "PCA-OGD": PCAOGD(1),
     "PCA-OGD, centred": PCAOGD(1, centred=True),
 }
-_N, _P, _TASKS, _DECAY = 8, 60, 4, 0.1
 _CASES = 10
 
 
@@ -221,10 +221,21 @@ def _well_learned() -> dict[str, float]:
 
 
 def _raw_projection() -> dict[str, float]:
-    """‖T² − T‖ / ‖T‖ of T = I − G Gᵀ with gradients as they are, and orthonormalised."""
-    raw = torch.stack([task.features.mean(0) for task in _tasks(0)]).T
+    """‖T² − T‖ / ‖T‖ of T = I − C Cᵀ, with columns as they are and orthonormalised.
+
+    GEM-NT's are gradients; PCA-OGD's the top directions of each task, which are orthonormal within
+    a task and not across tasks.
+    """
+    tasks = _tasks(0)
+    gradients = torch.stack([task.features.mean(0) for task in tasks]).T
+    directions = torch.cat([factors(task.features).v[:_MEMORY] for task in tasks]).T
     found = {}
-    for name, columns in (("raw", raw), ("orthonormal", torch.linalg.qr(raw)[0])):
+    for name, columns in (
+        ("raw", gradients),
+        ("orthonormal", torch.linalg.qr(gradients)[0]),
+        ("PCA-OGD, raw", directions),
+        ("PCA-OGD, orthonormal", torch.linalg.qr(directions)[0]),
+    ):
         t = torch.eye(_P, dtype=torch.float64) - columns @ columns.T
         found[name] = float((t @ t - t).norm() / t.norm())
     return found

@@ -6,7 +6,7 @@ import numpy as np
 
 from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts import kernel_change, variance
-from forgetless.paper.claims.base import Claims, Finding, either
+from forgetless.paper.claims.base import UNDECIDED, Claims, Finding, either
 from forgetless.paper.numbers import mean
 from forgetless.paper.pictures import NAMES
 
@@ -20,10 +20,17 @@ CLAIMS = Claims()
     "variance",
 )
 def _variance(data: Data) -> Finding:
-    worst = {b: max(map(abs, variance.matched(data, b))) for b in variance.BENCHMARKS}
-    held = all(value <= (4 if b == "cifar" else 2) for b, value in worst.items())
-    shown = ", ".join(f"{NAMES[b]} {value:.1f}" for b, value in worst.items())
-    return either(held), f"largest difference {shown}", "three columns, two conventions: see table"
+    moments = {b: variance.convention(data, b) for b in variance.BENCHMARKS}
+    held = all(variance.fits(data, b, moment) for b, moment in moments.items())
+    shown = ", ".join(
+        f"{NAMES[b]} {variance.furthest(data, b, moment):.1f} ({moment})"
+        for b, moment in moments.items()
+    )
+    common = [
+        m for m in variance.MOMENTS if all(variance.fits(data, b, m) for b in variance.BENCHMARKS)
+    ]
+    why = "" if common else "each column by itself; no moment fits all three"
+    return either(held), f"largest difference {shown}", why
 
 
 @CLAIMS.add(
@@ -31,8 +38,9 @@ def _variance(data: Data) -> Finding:
 )
 def _ninety(data: Data) -> Finding:
     count = data["counts"][4]
-    value = variance.at(data, "rotated", variance.CONVENTION["rotated"], count)
-    return either(abs(value - 90.71) <= 2), f"{value:.1f} % with {count}", "task 1, after training"
+    moment = variance.convention(data, "rotated")
+    value = variance.at(data, "rotated", moment, count)
+    return either(abs(value - 90.71) <= 2), f"{value:.1f} % with {count}", moment
 
 
 @CLAIMS.add(
@@ -42,7 +50,7 @@ def _ninety(data: Data) -> Finding:
     "variance",
 )
 def _fourteen(data: Data) -> Finding:
-    values = [mean(data[b][variance.CONVENTION[b]]["few"]) for b in ("permuted", "rotated")]
+    values = [mean(data[b][variance.convention(data, b)]["few"]) for b in ("permuted", "rotated")]
     held = abs(values[0] - 38.84) <= 2 and abs(values[1] - 71.06) <= 2
     return either(held), f"{values[0]:.1f} % and {values[1]:.1f} % with {data['few']}", ""
 
@@ -62,22 +70,25 @@ def _no_structure(data: Data) -> Finding:
     before = variance.at(data, "permuted", "task 2, at initialisation", count)
     structured = after["permuted"] >= 0.9 * after["rotated"]
     measured = f"task 2: {before:.0f} % at initialisation, {after['permuted']:.0f} % once learned"
-    why = f"Rotated {after['rotated']:.0f} %: the column looks before training, PCA-OGD after it"
+    why = (
+        f"Rotated {after['rotated']:.0f} %: the column looks before training, PCA-OGD after it. "
+        "Within a task; whether tasks share structure is another question"
+    )
     return either(not structured), measured, why
 
 
 @CLAIMS.add(
     "section 5.3; appendix, NTK changes",
-    "The kernel stays constant after task 1 on Split CIFAR",
-    "four fifths of its change at the end are there after task 1",
+    "The kernel does not vary any more after task 1 on Split CIFAR",
+    "its change since the start is at most a tenth larger at the end than after task 1",
     "kernel-change: cifar",
 )
 def _constant(data: Data) -> Finding:
-    share, _ = kernel_change.growth(data, "cifar")
+    more = 1 / kernel_change.growth(data, "cifar")[0] - 1
     later = 100 * np.mean(list(data["cifar"].values())[-1]["in task"], 0)[1:]
-    measured = f"{100 * share:.0f} % after task 1; each later task changes it by "
+    measured = f"{100 * more:.0f} % larger; each later task changes the kernel by "
     measured += f"{later.min():.0f} to {later.max():.0f} %"
-    return either(share >= 0.8), measured, "convolutions are not trained"
+    return either(more <= 0.1), measured, "although convolutions are frozen"
 
 
 @CLAIMS.add(
@@ -113,13 +124,23 @@ def _smaller(data: Data) -> Finding:
 @CLAIMS.add(
     "section 5.3; appendix",
     "OGD and PCA-OGD project along outdated gradients",
-    "the kernel on task 1 has changed by a tenth or more at the end, MNIST",
+    "‖K_T − K₁‖ / ‖K₁‖ on task 1 a tenth or more, at least, K₁ that after task 1, MNIST",
     "kernel-change: permuted, rotated",
 )
 def _outdated(data: Data) -> Finding:
-    found = {
-        b: mean(np.transpose(list(data[b].values())[-1]["since start"])[-1])
-        for b in ("permuted", "rotated")
-    }
-    shown = ", ".join(f"{NAMES[b]} {value:.2f}" for b, value in found.items())
-    return either(min(found.values()) >= 0.1), f"‖K − K₀‖ / ‖K₀‖: {shown}", ""
+    found = {}
+    for benchmark in ("permuted", "rotated"):
+        first, *_, last = np.mean(list(data[benchmark].values())[-1]["since start"], 0)
+        # ‖K_T − K₁‖ ≥ ‖K_T − K₀‖ − ‖K₁ − K₀‖ and ‖K₁‖ ≤ ‖K₁ − K₀‖ + ‖K₀‖, in units of ‖K₀‖.
+        found[benchmark] = (last - first) / (first + 1)
+    shown = ", ".join(f"{NAMES[b]} {value:.1f}" for b, value in found.items())
+    return either(min(found.values()) >= 0.1), f"at least {shown}", ""
+
+
+@CLAIMS.add(
+    "section 5.3; appendix, NTK changes",
+    "The constant kernel explains PCA-OGD's good result on Split CIFAR",
+    "no run holds the kernel fixed",
+)
+def _explains() -> Finding:
+    return UNDECIDED, "", "that both go together on one benchmark does not show a cause"
