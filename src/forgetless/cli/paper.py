@@ -82,7 +82,7 @@ def build_command(
         bool,
         typer.Option(
             "--train/--no-train",
-            help="Train what is missing, or leave out the cells of tables whose runs are missing.",
+            help="Train what is missing, or leave out benchmarks and cells whose runs are missing.",
         ),
     ] = True,
     engine: EngineName = "local",

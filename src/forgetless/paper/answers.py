@@ -7,7 +7,7 @@ from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
 from forgetless.paper.claims.base import measured
 from forgetless.paper.numbers import mean, shown
 from forgetless.paper.pictures import LABELS, NAMES
-from forgetless.paper.store import Results
+from forgetless.paper.store import Results, readable
 
 
 def _agem(protocols: Data) -> str:
@@ -93,6 +93,7 @@ def answers(results: Results) -> list[str]:
     lines = []
     for question, needed, answer in _QUESTIONS:
         data, missing = measured([needed], results)
-        text = f"Not measured yet: {', '.join(missing)}." if missing else answer(*data)
+        with readable(needed):
+            text = f"Not measured yet: {', '.join(missing)}." if missing else answer(*data)
         lines.append(f"- **{question}** {text}")
     return [*lines, ""]

@@ -22,10 +22,11 @@ def no_runs(scale: Scale, results: Results) -> Sequence[Run]:
 
 
 def runs_of(parts: Parts) -> Callable[[Scale, Results], Sequence[Run]]:
-    """All runs of all parts."""
+    """The runs of all parts, each once."""
 
     def runs(scale: Scale, results: Results) -> Sequence[Run]:
-        return [run for part in parts(scale, results).values() for run in part]
+        every = (run for part in parts(scale, results).values() for run in part)
+        return list({run.key: run for run in every}.values())
 
     return runs
 
@@ -38,7 +39,7 @@ class Artefact:
     Arguments:
         name: what `forgetless paper build` calls it, and its file in the results.
         title: its heading on the page.
-        place: where it is in the paper.
+        place: where it is in the paper, empty for nowhere.
         measure: from trained runs to the data that is stored: all that `show` and the verdicts
             need, nothing else.
         show: the data as Markdown lines; figures are handed to the pictures.
@@ -46,7 +47,6 @@ class Artefact:
         parts: the same runs by what can be measured without the rest, such as a benchmark, by the
             names that the data has on top; None if it is all or nothing.
         needs: artefacts that must be built before.
-        may_lack: whether it sees by itself what can be measured when some of its runs are missing.
         look: what it finds in the weights of each of its runs, as `Workshop.looked` keeps it; None
             if it needs no weights.
     """
@@ -59,7 +59,6 @@ class Artefact:
     runs: Callable[[Scale, Results], Sequence[Run]] = no_runs
     parts: Parts | None = None
     needs: tuple[str, ...] = ()
-    may_lack: bool = False
     look: Look | None = None
 
     def has(self, workshop: Workshop, run: Run) -> bool:

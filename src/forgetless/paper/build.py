@@ -10,10 +10,11 @@ from forgetless.data.sources import file_hashes
 from forgetless.engines import Engine, Event, InProcess
 from forgetless.errors import TraceError
 from forgetless.paper.artefact import Artefact
+from forgetless.paper.pictures import Pictures
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
-from forgetless.paper.store import FORMAT, load_results, save_result
+from forgetless.paper.store import FORMAT, load_results, readable, rounded, save_result
 from forgetless.paper.work import Workshop
 from forgetless.provenance import versions
 
@@ -77,17 +78,28 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
     results = load_results(plan.results, list(ARTEFACTS))
     workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results, plan.storage)
     waiting = list(artefacts)
+    refused: list[TraceError] = []
     while waiting:
         wanted = {artefact.name for artefact in waiting}
         ready = [artefact for artefact in waiting if wanted.isdisjoint(artefact.needs)]
         ready = ready if plan.engine.workers > 1 else waiting[:1]
         effort = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
         for artefact in ready:
-            lacks = [] if plan.train else _lacks(artefact, workshop)
+            try:
+                lacks = [] if plan.train else _lacks(artefact, workshop)
+            except TraceError as error:
+                if len(artefacts) == 1:
+                    raise
+                refused.append(error)
+                watch(Stage(f"{artefact.name}: left out; {error}", effort, effort, fresh=True))
+                continue
             watch(Stage(f"{artefact.name}: measuring", effort, effort, fresh=True))
             started = time.perf_counter()
             workshop.begin(lacks)
-            data = artefact.measure(workshop)
+            data = rounded(artefact.measure(workshop))
+            advice = f"delete {artefact.name}.json in the folders of its runs"
+            with readable(artefact.name, advice):  # what cannot be shown is not kept
+                artefact.show(data, Pictures(""))
             now = time.perf_counter()
             looking = sum(glance.seconds for glance in workshop.glances)
             spent = {"seconds measuring": max(now - started, looking), "seconds wall": now - begun}
@@ -103,6 +115,8 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
             save_result(plan.results, artefact.name, record)
             results |= load_results(plan.results, [artefact.name])
         waiting = [artefact for artefact in waiting if artefact not in ready]
+    if len(refused) == len(artefacts):
+        raise refused[0]
 
 
 def _train(
@@ -171,8 +185,11 @@ def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
 
     Where nothing can be measured then, the artefact is refused.
     """
+    for name in artefact.needs:
+        if name not in workshop.results:
+            raise TraceError(f"{artefact.name} needs {name}, which has not been measured")
     missing, there = _missing(artefact, workshop), artefact.there(workshop)
-    if missing and not artefact.may_lack and not any(there.values()):
+    if missing and not any(there.values()):
         raise TraceError(
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
             f"{missing[0].key}"

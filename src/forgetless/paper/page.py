@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from forgetless.atomic import write_atomically
+from forgetless.errors import TraceError
 from forgetless.paper.answers import answers
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import Word, judged
@@ -12,7 +13,7 @@ from forgetless.paper.numbers import table
 from forgetless.paper.pictures import NAMES, Pictures, titled
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.scale import SCALES
-from forgetless.paper.store import Results, load_results
+from forgetless.paper.store import Results, load_results, readable
 
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"
@@ -29,6 +30,8 @@ def write_page(results: Path, page: Path, images: Path) -> None:
         images: folder for the figures, at or below the page's.
     """
     records = load_results(results, list(ARTEFACTS))
+    if not records:
+        raise TraceError(f"there are no results in {results}: `forgetless paper build` makes them")
     text, pictures = make_page(records, images.relative_to(page.parent).as_posix())
     write_atomically(page, lambda file: file.write_text(text, "utf-8"))
     pictures.save(images)
@@ -44,22 +47,32 @@ def make_page(records: Results, images: str) -> tuple[str, Pictures]:
         "",
     ]
     for name, artefact in ARTEFACTS.items():
-        lines += [f"### {artefact.title}", "", f"*In the paper: {artefact.place}.*", ""]
+        place = f"In the paper: {artefact.place}" if artefact.place else "Not in the paper"
+        lines += [f"### {artefact.title}", "", f"*{place}.*", ""]
         if name in records:
-            lines += artefact.show(records[name]["data"], pictures)
+            with readable(name):
+                lines += artefact.show(records[name]["data"], pictures)
             lacks = records[name].get("lacks")
             if lacks:
                 words = ", ".join(map(titled, lacks))
-                lines += [f"Not measured yet: {words} (`forgetless paper build {name}`).", ""]
+                lines += [f"Not measured yet: {words} ({_command(records, name)}).", ""]
         else:
-            lines += [f"Not measured yet: `forgetless paper build {name}`.", ""]
+            lines += [f"Not measured yet: {_command(records, name)}.", ""]
     return "\n".join([*lines, *_provenance(records)]), pictures
+
+
+def _is_small(records: Results) -> bool:
+    return any(record["scale"] == "small" for record in records.values())
+
+
+def _command(records: Results, name: str) -> str:
+    """What builds an artefact."""
+    return f"`forgetless paper build {name}{' --scale small' if _is_small(records) else ''}`"
 
 
 def _head(records: Results) -> list[str]:
     """What this is, at what scale, and the answers."""
-    names = {record["scale"] for record in records.values()}
-    small = "small" in names
+    small = _is_small(records)
     title = "# The paper, reproduced and judged" + (" (small)" if small else "")
     scale = SCALES["small" if small else "full"]
     named = ((NAMES[key], of.title) for key, of in scale.benchmarks.items())
@@ -122,11 +135,12 @@ def _provenance(records: Results) -> list[str]:
     rows = []
     for name, record in records.items():
         of = record["provenance"]
-        # What was measured without training has only the measuring's own device and versions.
-        made = list(of["runs"].values()) or [of]
-        where = [" ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
-        seconds = (of["seconds training"], of["seconds measuring"])
-        rows.append([f"`{name}`", str(len(of["runs"])), *(f"{s:.0f}" for s in seconds), *where])
+        with readable(name):
+            # What was measured without training has only the measuring's own device and versions.
+            made = list(of["runs"].values()) or [of]
+            where = [" ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
+            seconds = [f"{of[f'seconds {what}']:.0f}" for what in ("training", "measuring")]
+            rows.append([f"`{name}`", str(len(of["runs"])), *seconds, *where])
     headings = ["artefact", "runs", "seconds training", "seconds measuring"]
     return [
         "## Where the numbers come from",

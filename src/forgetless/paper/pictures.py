@@ -42,7 +42,7 @@ NAMES = {
 def titled(part: str) -> str:
     """The name of an artefact's part for people: "cifar frozen" is "Split CIFAR (frozen)"."""
     benchmark, _, rest = part.partition(" ")
-    return NAMES[benchmark] + (f" ({rest})" if rest else "")
+    return NAMES.get(benchmark, benchmark) + (f" ({LABELS.get(rest, rest)})" if rest else "")
 
 
 _STYLE: Any = {

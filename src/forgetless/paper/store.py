@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def save_result(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     write_atomically(folder / f"{name}.json", lambda file: file.write_text(text, "utf-8"))
 
 
+@contextmanager
+def readable(names: str, advice: str = "build it again") -> Iterator[None]:
+    """Say of which results it is that something cannot be made of them."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        kind = type(error).__name__
+        raise TraceError(f"the result of {names} is damaged ({kind}: {error}); {advice}") from error
+
+
 def load_results(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """The records of those artefacts that have been built."""
     records = {}
@@ -48,11 +59,26 @@ def load_results(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
         try:
             record = json.loads(file.read_text("utf-8"))
             fits = record["format"] == FORMAT and record["artefact"] == name
+            whole = fits and _is_whole(record)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TraceError(
-                f"{file} is not a result of `forgetless paper build`: {error}"
+                f"{file} is not a result of `forgetless paper build` ({error}); delete it to build "
+                "it again"
             ) from error
         if not fits:
             raise TraceError(f"{file} is of another artefact or another version's format")
+        if not whole:
+            raise TraceError(f"{file} is damaged; delete it to build it again")
         records[name] = record
     return records
+
+
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    """Whether a record has what every record has."""
+    lacks = record.get("lacks", [])
+    return (
+        all(isinstance(record[part], dict) for part in ("data", "provenance"))
+        and all(isinstance(record[part], str) for part in ("scale", "seeds"))
+        and isinstance(lacks, list)
+        and all(isinstance(part, str) for part in lacks)
+    )

@@ -19,7 +19,7 @@ from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results, rounded
 from forgetless.provenance import versions
-from forgetless.runs import standing
+from forgetless.runs import Standing, standing
 from forgetless.trace import Trace, is_trace, load_trace
 
 _LOOKS = 1  # version of what is found in weights: another one finds it anew
@@ -35,6 +35,12 @@ class Glance:
     found: Any
     seconds: float
     versions: dict[str, str]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is what was written, as far as one can tell."""
+        timed = isinstance(self.seconds, float | int)
+        return timed and isinstance(self.versions, dict) and "device" in self.versions
 
 
 @final
@@ -83,8 +89,8 @@ class Workshop:
             return False
         if diverged(trace):
             return True  # and would again
-        last = len(trace.tasks)
-        kept = [folder / f"seed-{s}" / f"task-{last:02d}.safetensors" for s in trace.seeds]
+        files = [f"task-{t:02d}.safetensors" for t in range(1, len(trace.tasks) + 1)]
+        kept = [folder / f"seed-{seed}" / file for seed in trace.seeds for file in files]
         return trace.status == "complete" and (
             not run.weights or all(file.is_file() for file in kept)
         )
@@ -130,10 +136,17 @@ class Workshop:
             folder,
             self.data,
             keep,
-            fresh=standing(folder, config, keep) != "unfinished",
+            fresh=self._standing(folder, config, keep) != "unfinished",
             size=run.effort,
             storage=None if self.storage is None else f"{self.storage}/{run.key}",
         )
+
+    @staticmethod
+    def _standing(folder: Path, config: Config, keep: Keep) -> Standing:
+        try:
+            return standing(folder, config, keep)
+        except TraceError:
+            return "other"  # damaged: it is trained again
 
     def _bring(self, run: Run) -> None:
         """What shared storage has of a run, if it was not looked at before."""
@@ -177,9 +190,10 @@ class Workshop:
     def _known(self, name: str, run: Run) -> Glance | None:
         plain = read_beside(self.runs / run.key, name, self._made_as())
         try:
-            return None if plain is None else Glance(**plain)
+            glance = None if plain is None else Glance(**plain)
         except TypeError:
             return None
+        return glance if glance is not None and glance.is_sound else None
 
     def _made_as(self) -> list[Any]:
         return [_LOOKS, self.scale.name]

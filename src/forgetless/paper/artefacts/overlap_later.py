@@ -102,7 +102,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         tasks = list(next(iter(variants_.values()))["later"])
         rows = [
             [
-                _label(variant),
+                label(variant),
                 *(f"{mean(of['later'][t]['largest']):.3f}" for t in tasks),
                 shown(of["drop"]),
             ]
@@ -124,7 +124,8 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     ]
 
 
-def _label(variant: str) -> str:
+def label(variant: str) -> str:
+    """A variant's name for people."""
     method, memory = variant.split()
     return LABELS[method] if method in ("sgd", "gem-nt") else f"{LABELS[method]} {memory}"
 
@@ -161,7 +162,7 @@ def _figure(data: Data) -> Figure:
                 continue
             tasks = [int(t) for t in of["later"]]
             values = [mean(found["largest"]) for found in of["later"].values()]
-            panel.plot(tasks, values, "o-", ms=3, color=COLOURS[method], label=_label(variant))
+            panel.plot(tasks, values, "o-", ms=3, color=COLOURS[method], label=label(variant))
         panel.set_xlabel("task k")
         panel.set_ylim(0, 1.05)
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=4)

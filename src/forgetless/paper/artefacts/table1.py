@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, runs_of
 from forgetless.paper.numbers import accuracies, allowance, mean, shown, std, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1, Cell
@@ -21,18 +21,17 @@ def cell_run(scale: Scale, benchmark: str, method: str) -> Run:
     return Run(scale.config(benchmark, method))
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
-    """All twenty cells."""
-    return [cell_run(scale, b, m) for m in METHODS for b in scale.benchmarks]
+def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
+    """All twenty cells, as "benchmark method"."""
+    return {f"{b} {m}": [cell_run(scale, b, m)] for m in METHODS for b in scale.benchmarks}
 
 
 def traces(workshop: Workshop) -> Iterator[tuple[str, str, Trace]]:
     """Benchmark, method and trace of every cell whose run is there."""
     for benchmark in workshop.scale.benchmarks:
         for method in METHODS:
-            run = cell_run(workshop.scale, benchmark, method)
-            if workshop.is_trained(run):
-                yield benchmark, method, workshop.trace(run)
+            if workshop.measurable([f"{benchmark} {method}"]):
+                yield benchmark, method, workshop.trace(cell_run(workshop.scale, benchmark, method))
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
@@ -84,6 +83,6 @@ ARTEFACT = Artefact(
     "section 5.3, Table 1",
     measure,
     show,
-    runs,
-    may_lack=True,
+    runs_of(parts),
+    parts,
 )

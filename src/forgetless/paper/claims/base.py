@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from forgetless.paper.pictures import titled
-from forgetless.paper.store import Results
+from forgetless.paper.store import Results, readable
 
 Word = Literal[
     "holds", "holds only under the released protocol", "does not hold", "cannot be decided"
@@ -70,7 +70,8 @@ def measured(needs: Sequence[str], results: Results) -> tuple[list[Mapping[str, 
             continue
         wanted = parts.split(", ") if parts else record.get("lacks", [])
         lacking = [titled(part) for part in wanted if part in record.get("lacks", [])]
-        missing += [f"{name} on {' and '.join(lacking)}"] if lacking else []
+        words = " and ".join(lacking) if len(lacking) < 4 else f"{len(lacking)} of its parts"
+        missing += [f"{name} on {words}"] if lacking else []
         data.append(record["data"])
     return data, missing
 
@@ -80,7 +81,8 @@ def judged(claim: Claim, results: Results) -> Finding:
     data, missing = measured(claim.needs, results)
     if missing:
         return UNDECIDED, "", f"not measured yet: {', '.join(missing)}"
-    return claim.decide(*data)
+    with readable(", ".join(claim.needs)):
+        return claim.decide(*data)
 
 
 def either(decision: bool) -> Word:

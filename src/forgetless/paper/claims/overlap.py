@@ -68,8 +68,10 @@ def _because(later: Data) -> Finding:
 def _implies(later: Data) -> Finding:
     value = overlap_later.rank_correlation(later, "permuted")
     found = overlap_later.points(later, "permuted")
-    ends = ", ".join(f"{v} {overlap:.2f} and {drop:.0f}" for v, overlap, drop in found)
-    return either(value >= 0.8), f"{value:.2f} over {len(found)} points: {ends}", ""
+    pairs = "; ".join(
+        f"{overlap_later.label(v)} {overlap:.2f}, {drop:.0f}" for v, overlap, drop in found
+    )
+    return either(value >= 0.8), f"{value:.2f} over {pairs}", "largest singular value, drop"
 
 
 @CLAIMS.add(

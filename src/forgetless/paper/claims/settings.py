@@ -23,7 +23,7 @@ CLAIMS = Claims()
     "EWC with strength 10 (25) gives the printed numbers",
     "the strength that a proper Fisher mean needs is another",
     "ewc-strength: rotated corrected",
-    "table1",
+    "table1: rotated ewc",
 )
 def _strength(search: Data, table: Data) -> Finding:
     of = search["rotated corrected"]
@@ -93,7 +93,7 @@ def _overhead(methods: Data) -> Finding:
     "A memory of M in all leaves M/T of each task",
     "Table 1 has 100 of each task: Rotated with the least memory is not the printed cell",
     "memory: rotated",
-    "table1",
+    "table1: rotated pca-ogd",
 )
 def _memory(memory: Data, table: Data) -> Finding:
     least = next(iter(memory["rotated"]["pca-ogd"].values()))["average"]
