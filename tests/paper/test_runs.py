@@ -78,6 +78,27 @@ def test_a_run_is_there_only_when_it_is_complete_and_has_what_is_needed(tiny, wo
     assert not workshop.is_trained(run)
 
 
+def test_a_run_that_lost_some_of_its_weights_is_trained_again(tiny, workshop):
+    run = Run(tiny.config("rotated", "sgd"), weights=True)
+    workshop.train([run])
+    (workshop.runs / run.key / "seed-0/task-01.safetensors").unlink()
+    assert not workshop.is_trained(run)
+    assert workshop.is_trained(replace(run, weights=False))
+    workshop.train([run])
+    assert workshop.is_trained(run)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "nonsense"])
+def test_a_run_whose_trace_is_damaged_is_trained_again(tiny, workshop, text):
+    run = Run(tiny.config("rotated", "sgd"))
+    workshop.train([run])
+    found = workshop.trace(run).accuracy
+    (workshop.runs / run.key / "trace.json").write_text(text)
+    assert not workshop.is_trained(run)
+    workshop.train([run])
+    np.testing.assert_array_equal(workshop.trace(run).accuracy, found)
+
+
 def test_a_run_that_diverges_says_so_and_is_not_tried_again(tiny, workshop):
     run = Run(tiny.config("rotated", "ewc", ewc_strength=1e30, tasks=3, epochs=3))
     workshop.train([run])
