@@ -13,13 +13,14 @@ from forgetless.fit import fit
 from forgetless.methods import build_method
 from forgetless.models import build_model
 from forgetless.paper.artefact import Artefact
-from forgetless.paper.artefacts import kernel_change
+from forgetless.paper.artefacts import kernel_change, methods_summary
 from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
 from forgetless.paper.run import Run
 from forgetless.paper.scale import FULL, METHODS, SMALL
 from forgetless.paper.store import load_results
 from forgetless.paper.work import Workshop
+from forgetless.subspace import Subspace
 from forgetless.trace import load_trace
 
 TABLE1 = Path(__file__).parents[2] / "results" / "table1"
@@ -230,6 +231,30 @@ def test_a_trace_without_weights_will_do_for_what_needs_none(tiny, tmp_path, mon
         [plain], Plan(tiny, tmp_path / "runs", tmp_path / "results", device="cpu"), lambda _: None
     )
     assert looking.has(workshop, run)
+
+
+@pytest.mark.parametrize(("method", "storage"), methods_summary.KEPT)
+def test_bytes_of_many_tasks_follow_from_three(tiny, tmp_path, method, storage):
+    settings = {**tiny.benchmarks["rotated"].settings, "tasks": 7}
+    benchmark = replace(tiny.benchmarks["rotated"], settings=settings)
+    workshop = Workshop(replace(tiny, benchmarks={"rotated": benchmark}), tmp_path, None, "cpu", {})
+    config = workshop.scale.config("rotated", method, seeds="1", storage=storage)
+    replay = workshop.untrained(config)
+    for task in range(6):
+        replay.remember(task)
+    state = replay.learner.state
+    whole = [state] if isinstance(state, Subspace) else state.tensors(0).values()
+    found = methods_summary.kept_bytes(workshop, "rotated", method, storage)
+    assert found == sum(part.nbytes for part in whole)
+
+
+def test_rows_in_bfloat16_take_half_the_bytes(tiny, workshop):
+    half, whole = (
+        methods_summary.kept_bytes(workshop, "rotated", "pca-ogd", storage)
+        for storage in ("bfloat16", "dense")
+    )
+    moments = 8 * tiny.memory**2
+    assert half - moments == (whole - moments) / 2
 
 
 def test_the_estimated_effort_is_what_runs_took():

@@ -1,7 +1,6 @@
 """A finished run again, from its trace: its networks after each task, and what it remembered."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -39,8 +38,6 @@ class Replay:
     def __init__(
         self, config: Config, scenario: Scenario, trace: Trace | None, device: torch.device
     ) -> None:
-        if config.storage == "bfloat16":  # of which a basis is orthonormal to three digits only
-            config = replace(config, storage="dense")
         self.config = config
         self.scenario = scenario
         self.trace = trace

@@ -236,4 +236,6 @@ class Workshop:
             settings: what the method has another value for.
         """
         config = replace(run.config, method=method or run.config.method, **settings)
+        if config.storage == "bfloat16":  # in which a basis is orthonormal to three digits only
+            config = replace(config, storage="dense")
         return Replay(config, self.scenario(config), self.trace(run), self.device)
