@@ -12,7 +12,7 @@ import torch
 from forgetless.fit import fit
 from forgetless.methods import build_method
 from forgetless.models import build_model
-from forgetless.paper.artefact import Artefact
+from forgetless.paper.artefact import Artefact, all_or_nothing
 from forgetless.paper.artefacts import kernel_change, methods_summary
 from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
@@ -191,7 +191,15 @@ def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch
         if stage.fresh and stage.event is not None:
             begun.append(stage.event.job.order.folder.name)
 
-    two = Artefact("two", "two runs", "nowhere", measure, lambda *_: [], lambda *_: runs, look=look)
+    two = Artefact(
+        "two",
+        "two runs",
+        "nowhere",
+        measure,
+        lambda *_: [],
+        all_or_nothing(lambda _: runs),
+        look=look,
+    )
     monkeypatch.setattr(sys.modules[build.__module__], "ARTEFACTS", {"two": two})
     plan = Plan(tiny, tmp_path / "runs", tmp_path / "results", device="cpu")
     with pytest.raises(RuntimeError, match="taken away"):
@@ -217,7 +225,15 @@ def test_a_trace_without_weights_will_do_for_what_needs_none(tiny, tmp_path, mon
         def measure(workshop):
             return {"accuracy": workshop.trace(run).accuracy[0]}
 
-        return Artefact(name, name, "nowhere", measure, lambda *_: [], lambda *_: [run], look=look)
+        return Artefact(
+            name,
+            name,
+            "nowhere",
+            measure,
+            lambda *_: [],
+            all_or_nothing(lambda _: [run]),
+            look=look,
+        )
 
     plain, looking = artefact("plain"), artefact("looking", lambda workshop, run: 1)
     workshop = Workshop(tiny, tmp_path / "runs", None, "cpu", {})

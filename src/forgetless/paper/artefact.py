@@ -11,24 +11,17 @@ from forgetless.paper.store import Results
 from forgetless.paper.work import Look, Workshop
 
 Data = Mapping[str, Any]
-
-
 Parts = Callable[[Scale, Results], Mapping[str, Sequence[Run]]]
 
 
-def no_runs(scale: Scale, results: Results) -> Sequence[Run]:
+def no_runs(scale: Scale, results: Results) -> Mapping[str, Sequence[Run]]:
     """For artefacts that need no training."""
-    return ()
+    return {}
 
 
-def runs_of(parts: Parts) -> Callable[[Scale, Results], Sequence[Run]]:
-    """The runs of all parts, each once."""
-
-    def runs(scale: Scale, results: Results) -> Sequence[Run]:
-        every = (run for part in parts(scale, results).values() for run in part)
-        return list({run.key: run for run in every}.values())
-
-    return runs
+def all_or_nothing(runs: Callable[[Scale], Sequence[Run]]) -> Parts:
+    """For artefacts that can be measured only as a whole, which has no name."""
+    return lambda scale, results: {"": runs(scale)}
 
 
 @final
@@ -43,9 +36,8 @@ class Artefact:
         measure: from trained runs to the data that is stored: all that `show` and the verdicts
             need, nothing else.
         show: the data as Markdown lines; figures are handed to the pictures.
-        runs: what has to be trained, from the scale and the results of what it needs.
-        parts: the same runs by what can be measured without the rest, such as a benchmark, by the
-            names that the data has on top; None if it is all or nothing.
+        parts: what has to be trained, from the scale and the results of what it needs, by what can
+            be measured without the rest, such as a benchmark.
         needs: artefacts that must be built before.
         look: what it finds in the weights of each of its runs, as `Workshop.looked` keeps it; None
             if it needs no weights.
@@ -56,10 +48,14 @@ class Artefact:
     place: str
     measure: Callable[[Workshop], dict[str, Any]]
     show: Callable[[Data, Pictures], list[str]]
-    runs: Callable[[Scale, Results], Sequence[Run]] = no_runs
-    parts: Parts | None = None
+    parts: Parts = no_runs
     needs: tuple[str, ...] = ()
     look: Look | None = None
+
+    def runs(self, scale: Scale, results: Results) -> list[Run]:
+        """Those of all parts, each once."""
+        every = (run for part in self.parts(scale, results).values() for run in part)
+        return list({run.key: run for run in every}.values())
 
     def has(self, workshop: Workshop, run: Run) -> bool:
         """Whether there is all that it needs of one of its runs."""
@@ -70,5 +66,5 @@ class Artefact:
 
     def there(self, workshop: Workshop) -> dict[str, bool]:
         """Which of its parts can be measured, as all their runs are there."""
-        parts = {} if self.parts is None else self.parts(workshop.scale, workshop.results)
+        parts = self.parts(workshop.scale, workshop.results)
         return {name: all(self.has(workshop, run) for run in runs) for name, runs in parts.items()}

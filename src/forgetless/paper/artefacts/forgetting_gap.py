@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forgetless import metrics
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
@@ -115,6 +115,5 @@ ARTEFACT = Artefact(
     "section 5.3, Table 1",
     measure,
     show,
-    runs_of(table1.parts),
     table1.parts,
 )

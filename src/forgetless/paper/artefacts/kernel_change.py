@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import NAMES, Pictures, panels
@@ -131,7 +131,6 @@ ARTEFACT = Artefact(
     'appendix "NTK changes"',
     measure,
     show,
-    runs_of(parts),
     parts,
     look=look,
 )

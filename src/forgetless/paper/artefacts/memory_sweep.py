@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, mean, shown, std, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.run import Run
@@ -106,6 +106,5 @@ ARTEFACT = Artefact(
     'section 5.2, and appendix "Comparison PCA-OGD versus OGD"',
     measure,
     show,
-    runs_of(parts),
     parts,
 )

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, all_or_nothing
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
-from forgetless.paper.store import Results
 from forgetless.paper.work import Workshop
 from forgetless.subspace import Subspace
 
@@ -33,7 +32,7 @@ _WORDS = {
 }
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
+def runs(scale: Scale) -> list[Run]:
     """The runs whose time at the ends of tasks is compared."""
     return [table1.cell_run(scale, b, m) for b in scale.benchmarks for m in ("ogd", "pca-ogd")]
 
@@ -125,5 +124,5 @@ ARTEFACT = Artefact(
     'appendix, "Algorithms summary" and "Computational overhead of PCA-OGD"',
     measure,
     show,
-    runs,
+    all_or_nothing(runs),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
@@ -38,7 +38,7 @@ def _artefact(name: str, title: str, methods: Sequence[str], note: str) -> Artef
         return [*table(["A_T / F_T", *(LABELS[m] for m in methods)], rows), note, ""]
 
     place = 'section 5.3 ("We run AGEM instead of GEM-NT")'
-    return Artefact(name, title, place, measure, show, runs_of(parts), parts)
+    return Artefact(name, title, place, measure, show, parts)
 
 
 ARTEFACT = _artefact(

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import more_methods, table1
 from forgetless.paper.artefacts.memory_sweep import sweep_run
 from forgetless.paper.numbers import mean, shown, std, table
@@ -175,7 +175,6 @@ ARTEFACT = Artefact(
     "section 5.1, drop figure; appendix, evolution of the eigenvalues",
     measure,
     show,
-    runs_of(parts),
     parts,
     look=look,
 )

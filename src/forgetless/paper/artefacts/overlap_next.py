@@ -5,21 +5,20 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, all_or_nothing
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
-from forgetless.paper.store import Results
 from forgetless.paper.work import Workshop
 
 NAME = "overlap-next"
 BENCHMARKS = ("rotated", "permuted", "cifar")
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
+def runs(scale: Scale) -> list[Run]:
     """One run a benchmark: until task 1 is learned all methods are the same."""
     return [cell_run(scale, b, "sgd") for b in BENCHMARKS]
 
@@ -100,6 +99,6 @@ ARTEFACT = Artefact(
     "section 5.2, figure on Rotated MNIST; appendix, Permuted MNIST",
     measure,
     show,
-    runs,
+    all_or_nothing(runs),
     look=look,
 )

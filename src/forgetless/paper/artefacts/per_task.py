@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import allowance, mean, std, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
@@ -86,6 +86,5 @@ ARTEFACT = Artefact(
     "appendix, tables of final accuracy",
     measure,
     show,
-    runs_of(table1.parts),
     table1.parts,
 )

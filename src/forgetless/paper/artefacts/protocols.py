@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import strength, table1
 from forgetless.paper.numbers import accuracies, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
@@ -101,7 +101,6 @@ ARTEFACT = Artefact(
     "section 5.3, Table 1",
     measure,
     show,
-    runs_of(parts),
     parts,
     needs=("ewc-strength",),
 )

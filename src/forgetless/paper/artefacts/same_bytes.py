@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import isqrt
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import more_methods, table1
 from forgetless.paper.numbers import accuracies, mean, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
@@ -149,7 +149,6 @@ ARTEFACT = Artefact(
     "",
     measure,
     show,
-    runs_of(parts),
     parts,
     needs=("methods",),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, mean, table
 from forgetless.paper.pictures import Pictures, titled
 from forgetless.paper.run import Run
@@ -80,6 +80,5 @@ ARTEFACT = Artefact(
     "appendix, hyperparameters",
     measure,
     show,
-    runs_of(parts),
     parts,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data, runs_of
+from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.numbers import accuracies, allowance, mean, shown, std, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1, Cell
@@ -83,6 +83,5 @@ ARTEFACT = Artefact(
     "section 5.3, Table 1",
     measure,
     show,
-    runs_of(parts),
     parts,
 )

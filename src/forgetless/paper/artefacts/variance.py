@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefact import Artefact, Data, all_or_nothing
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.numbers import mean, table
 from forgetless.paper.pictures import NAMES, Pictures, panels
@@ -14,7 +14,6 @@ from forgetless.paper.printed import VARIANCE
 from forgetless.paper.replay import Replay
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
-from forgetless.paper.store import Results
 from forgetless.paper.work import Workshop
 from forgetless.theory import explained_variance
 
@@ -33,7 +32,7 @@ MOMENTS: dict[str, tuple[int, int, bool]] = {
 ALLOWED = {"permuted": 2.0, "rotated": 2.0, "cifar": 4.0}  # points from a column of the paper's
 
 
-def runs(scale: Scale, results: Results) -> list[Run]:
+def runs(scale: Scale) -> list[Run]:
     """PCA-OGD's own runs."""
     return [cell_run(scale, b, "pca-ogd") for b in BENCHMARKS]
 
@@ -149,6 +148,6 @@ ARTEFACT = Artefact(
     'appendix "Structure in the data", table and figure',
     measure,
     show,
-    runs,
+    all_or_nothing(runs),
     look=look,
 )
