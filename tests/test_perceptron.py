@@ -50,6 +50,9 @@ def loss(z, labels, tasks, active, gradient, layer):
 
 
 def backward(error, theta, below, u, gradient, layer, lower):
+    slot(gradient, layer.weight, layer.outputs, layer.inputs).copy_(error.mT @ below)
+    if lower is None:
+        return error
     theta = of_every(theta, error)
     error = error @ slot(theta, layer.weight, layer.outputs, layer.inputs) * (below > 0)
     if (norm := lower.norm) is not None:
@@ -61,13 +64,7 @@ def backward(error, theta, below, u, gradient, layer, lower):
     return error
 
 
-def weight_gradient(error, x, gradient, layer):
-    slot(gradient, layer.weight, layer.outputs, layer.inputs).copy_(error.mT @ x)
-
-
-PLAIN = SimpleNamespace(
-    MOST=64, forward=forward, loss=loss, backward=backward, weight_gradient=weight_gradient
-)
+PLAIN = SimpleNamespace(MOST=64, forward=forward, loss=loss, backward=backward)
 
 
 def deep():

@@ -114,13 +114,11 @@ class Perceptron:
         last = self.layers[-1]
         error = self.kernels.loss(hidden.pop(), labels, tasks, active, gradient, last)
         for number in range(len(self.layers) - 1, -1, -1):
-            layer, below = self.layers[number], hidden[number]
-            self.kernels.weight_gradient(error, below, gradient, layer)
-            if number:
-                lower = self.layers[number - 1]
-                error = self.kernels.backward(
-                    error, theta, below, normed[number - 1], gradient, layer, lower
-                )
+            lower = self.layers[number - 1] if number else None
+            below, u = hidden[number], normed[number - 1] if number else None
+            error = self.kernels.backward(
+                error, theta, below, u, gradient, self.layers[number], lower
+            )
         return gradient
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:

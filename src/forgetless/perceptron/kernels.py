@@ -10,14 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 64  # samples, which a program looks at together
+MOST = 128  # samples, which a program looks at together
 _OUTPUTS = 16  # of a layer in a tile
 _INNER = 64  # that are multiplied at a time
 _STEPS = 2  # of that, before others do the rest
 _ADDED = 256
 _SIDE = 32  # of a tile of weights
 _WARPS = 4
-_SIDE_WARPS = 4
 _SIZES = ["n", "inputs", "outputs", "p", "weight", "bias", "x_seed", "x_row"]
 _NORM = ["eps", "scale", "shift"]
 
@@ -132,62 +131,17 @@ def _loss(
     tl.store(gradient + seed * p + bias + column, tl.sum(wrong, 0), mask=column < classes)
 
 
-@triton.jit(do_not_specialize=["n", "inputs", "outputs", "p", "weight", "bias", "sets", *_NORM])
-def _backward(
-    error, theta, below, normed, mean, variance, out, gradient, n, inputs, outputs, p, weight,
-    bias, sets, eps, scale, shift, norm: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
-    depth: tl.constexpr,
-):  # fmt: skip
-    """Some columns of (D W) ∘ [h > 0], and their sums: the gradient of the bias below.
-
-    With a norm below, its γ and β get their gradients, and the bias is before it.
-    """
-    seed = tl.program_id(1)
-    column = tl.program_id(0) * width + tl.arange(0, width)
-    row = tl.arange(0, height)
-    theta += seed // sets * p
-    gradient += seed * p
-    total = tl.zeros((height, width), tl.float32)
-    for start in range(0, outputs, depth):
-        k = start + tl.arange(0, depth)
-        left = tl.load(
-            error + (seed * n + row[:, None]) * outputs + k[None, :],
-            mask=(row < n)[:, None] & (k < outputs)[None, :],
-            other=0.0,
-        )
-        right = tl.load(
-            theta + weight + k[:, None] * inputs + column[None, :],
-            mask=(k < outputs)[:, None] & (column < inputs)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(left, right, total, input_precision="tf32x3")
-    place = (seed * n + row[:, None]) * inputs + column[None, :]
-    there = (row < n)[:, None] & (column < inputs)[None, :]
-    total = tl.where(tl.load(below + place, mask=there, other=0.0) > 0, total, 0.0)
-    if norm:
-        u = tl.load(normed + place, mask=there, other=0.0)
-        tl.store(gradient + shift + column, tl.sum(total, 0), mask=column < inputs)
-        tl.store(gradient + scale + column, tl.sum(total * u, 0), mask=column < inputs)
-        known = tl.minimum(column, inputs - 1)
-        rate = _rate(variance + seed // sets * inputs, known, eps)
-        total *= (tl.load(theta + scale + known) * rate)[None, :]
-    tl.store(out + place, total, mask=there)
-    tl.store(gradient + bias + column, tl.sum(total, 0), mask=column < inputs)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _weight_gradient(
-    error, x, gradient, n, inputs, outputs, p, weight, x_seed, x_row,
-    height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
+@triton.jit
+def _weight_tile(
+    error, x, gradient, tile, across, n, inputs, outputs, x_row,
+    height: tl.constexpr, side: tl.constexpr,
 ):  # fmt: skip
     """A tile of Dᵀ h."""
-    seed = tl.program_id(2)
-    row = tl.program_id(1) * height + tl.arange(0, height)
-    column = tl.program_id(0) * width + tl.arange(0, width)
-    x += seed.to(tl.int64) * x_seed
-    k = tl.arange(0, depth)
+    row = tile // across * side + tl.arange(0, side)
+    column = tile % across * side + tl.arange(0, side)
+    k = tl.arange(0, height)
     left = tl.load(
-        error + (seed * n + k[None, :]) * outputs + row[:, None],
+        error + k[None, :] * outputs + row[:, None],
         mask=(k < n)[None, :] & (row < outputs)[:, None],
         other=0.0,
     )
@@ -197,8 +151,78 @@ def _weight_gradient(
         other=0.0,
     )
     total = tl.dot(left, right, input_precision="tf32x3")
-    place = seed * p + weight + row[:, None] * inputs + column[None, :]
+    place = row[:, None] * inputs + column[None, :]
     tl.store(gradient + place, total, mask=(row < outputs)[:, None] & (column < inputs)[None, :])
+
+
+@triton.jit
+def _columns_below(
+    error, theta, below, normed, variance, out, gradient, tile, n, inputs, outputs, below_row,
+    weight, bias, eps, scale, shift, norm: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    depth: tl.constexpr,
+):  # fmt: skip
+    """Some columns of (D W) ∘ [h > 0], and their sums: the gradient of the bias below.
+
+    With a norm below, its γ and β get their gradients, and the bias is before it.
+    """
+    column = tile * width + tl.arange(0, width)
+    row = tl.arange(0, height)
+    total = tl.zeros((height, width), tl.float32)
+    for start in range(0, outputs, depth):
+        k = start + tl.arange(0, depth)
+        left = tl.load(
+            error + row[:, None] * outputs + k[None, :],
+            mask=(row < n)[:, None] & (k < outputs)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            theta + weight + k[:, None] * inputs + column[None, :],
+            mask=(k < outputs)[:, None] & (column < inputs)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(left, right, total, input_precision="tf32x3")
+    place = row[:, None] * inputs + column[None, :]
+    there = (row < n)[:, None] & (column < inputs)[None, :]
+    active = tl.load(below + row[:, None] * below_row + column[None, :], mask=there, other=0.0) > 0
+    total = tl.where(active, total, 0.0)
+    if norm:
+        u = tl.load(normed + place, mask=there, other=0.0)
+        tl.store(gradient + shift + column, tl.sum(total, 0), mask=column < inputs)
+        tl.store(gradient + scale + column, tl.sum(total * u, 0), mask=column < inputs)
+        known = tl.minimum(column, inputs - 1)
+        total *= (tl.load(theta + scale + known) * _rate(variance, known, eps))[None, :]
+    tl.store(out + place, total, mask=there)
+    tl.store(gradient + bias + column, tl.sum(total, 0), mask=column < inputs)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "sets", *_NORM])
+def _backward(
+    error, x, theta, normed, variance, out, gradient, n, inputs, outputs, p, weight, bias, x_seed,
+    x_row, sets, eps, scale, shift, first: tl.constexpr, norm: tl.constexpr, height: tl.constexpr,
+    side: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """A tile of the weights' gradient, or some columns of the error of the layer below.
+
+    Both need nothing of each other: one launch does them all.
+    """
+    seed = tl.program_id(1)
+    tile = tl.program_id(0)
+    error += seed.to(tl.int64) * n * outputs
+    x += seed.to(tl.int64) * x_seed
+    gradient += seed.to(tl.int64) * p
+    across = tl.cdiv(inputs, side)
+    tiles = across * tl.cdiv(outputs, side)
+    if tile < tiles:
+        _weight_tile(
+            error, x, gradient + weight, tile, across, n, inputs, outputs, x_row, height, side
+        )
+    elif not first:
+        own = seed // sets
+        _columns_below(
+            error, theta + own * p, x, normed + seed * n * inputs, variance + own * inputs,
+            out + seed * n * inputs, gradient, tile - tiles, n, inputs, outputs, x_row, weight,
+            bias, eps, scale, shift, norm, height, width, depth,
+        )  # fmt: skip
 
 
 def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor, Tensor | None]:
@@ -255,36 +279,31 @@ def loss(
     _loss[(seeds,)](
         z, labels, tasks, z if active is None else active.view(torch.uint8), error, gradient,
         n, classes, gradient.shape[1], layer.bias, labels.stride(0), tasks.stride(0),
-        masked=active is not None, height=_rounded(n), width=_rounded(classes), num_warps=4,
+        masked=active is not None, height=_rounded(n), width=_rounded(classes),
+        num_warps=4 if _rounded(n) * _rounded(classes) <= 4096 else 16,
     )  # fmt: skip
     return error
 
 
 def backward(
     error: Tensor, theta: Tensor, below: Tensor, normed: Tensor | None, gradient: Tensor,
-    layer: Any, lower: Any,
+    layer: Any, lower: Any | None,
 ) -> Tensor:  # fmt: skip
-    """(D W) ∘ [h > 0], (S, n, i), through the lower layer's norm if it has one.
+    """(D W) ∘ [h > 0], (S · K, n, i), through the lower layer's norm if it has one.
 
-    The gradients of the lower layer's bias and of its norm go to their places.
+    The gradients of the layer's weights, and of the lower layer's bias and norm, go to their
+    places. Without a lower layer there is nothing but the weights, and the error stays what it is.
     """
     seeds, n, _ = error.shape
-    out = torch.empty_like(below)
-    tensors, numbers = _norm_arguments(lower.norm, normed, theta)
-    _backward[(triton.cdiv(layer.inputs, _OUTPUTS), seeds)](
-        error, theta, below, *tensors, out, gradient, n, layer.inputs, layer.outputs,
-        theta.shape[1], layer.weight, lower.bias, seeds // len(theta), *numbers,
-        norm=normed is not None, height=_rounded(n), width=_OUTPUTS, depth=_INNER, num_warps=_WARPS,
+    first = lower is None
+    out = error if first else torch.empty_like(below)
+    (normed, _, variance), numbers = _norm_arguments(lower and lower.norm, normed, theta)
+    tiles = triton.cdiv(layer.inputs, _SIDE) * triton.cdiv(layer.outputs, _SIDE)
+    columns = 0 if first else triton.cdiv(layer.inputs, _OUTPUTS)
+    _backward[(tiles + columns, seeds)](
+        error, below, theta, normed, variance, out, gradient, n, layer.inputs, layer.outputs,
+        theta.shape[1], layer.weight, 0 if first else lower.bias, below.stride(0), below.stride(1),
+        seeds // len(theta), *numbers, first=first, norm=bool(lower and lower.norm),
+        height=_rounded(n), side=_SIDE, width=_OUTPUTS, depth=_INNER, num_warps=_WARPS,
     )  # fmt: skip
     return out
-
-
-def weight_gradient(error: Tensor, x: Tensor, gradient: Tensor, layer: Any) -> None:
-    """Dᵀ h, written to its place in the gradient."""
-    seeds, n, _ = error.shape
-    grid = triton.cdiv(layer.inputs, _SIDE), triton.cdiv(layer.outputs, _SIDE), seeds
-    _weight_gradient[grid](
-        error, x, gradient, n, layer.inputs, layer.outputs, gradient.shape[1], layer.weight,
-        x.stride(0), x.stride(1), height=_SIDE, width=_SIDE, depth=_rounded(n),
-        num_warps=_SIDE_WARPS,
-    )  # fmt: skip
