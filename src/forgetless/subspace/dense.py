@@ -1,12 +1,13 @@
 """Remembered directions as orthonormal rows, one stack per seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
+from forgetless.apart import Found, Item, for_each
 from forgetless.linalg import float64, orthonormalize
 from forgetless.ranks import Ranks
 from forgetless.subspace.base import Record
@@ -124,8 +125,14 @@ class DenseSubspace:
                 values, weights = ranks.agreed(values), ranks.agreed(weights)
             return phi.combine((values.unsqueeze(1) * weights).to(phi.like)), total
 
-        vectors, totals = zip(*map(top, features), strict=True)
-        return self._extended(vectors, totals)
+        found = self._of_each(top, features)
+        return self._extended([vectors for vectors, _ in found], [total for _, total in found])
+
+    def _of_each(self, function: Callable[[Item], Found], seeds: Sequence[Item]) -> list[Found]:
+        """What is found for each seed; ranks talk about one after the other."""
+        if self.storage.ranks is not None:
+            return [function(seed) for seed in seeds]
+        return for_each(function, seeds, self.moments.device)
 
     def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:
         """With the span of more vectors (d, p) for each seed, of features of that total variance.
@@ -134,7 +141,8 @@ class DenseSubspace:
         """
         ranks = self.storage.ranks
         shares = [_squared(v, ranks) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        found = [_taken_apart(v, old, ranks) for v, old in zip(vectors, self.rows, strict=True)]
+        pairs = list(zip(vectors, self.rows, strict=True))
+        found = self._of_each(lambda pair: _taken_apart(*pair, ranks), pairs)
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
