@@ -52,6 +52,23 @@ def test_gradients_of_several_sets_at_once_are_those_of_one_after_the_other(trai
     assert all(torch.equal(value, before[name]) for name, value in networks.fixed.items())
 
 
+@pytest.mark.parametrize("remember", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_one_seed_after_another_are_those_of_all_at_once(training, remember):
+    found, noted = [], []
+    for by_seed in (True, False):
+        networks = network(training)
+        networks.by_seed = by_seed
+        torch.manual_seed(1)
+        tasks = torch.randint(0, 2, (SEEDS, SIZE))
+        samples = Samples(torch.randn(SEEDS, SIZE, 6, dtype=torch.float64), 2 * tasks, tasks)
+        found.append(networks.gradient(samples, remember=remember))
+        noted.append(networks.fixed)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
+    for name, value in noted[0].items():
+        torch.testing.assert_close(value, noted[1][name])
+
+
 class Doubtful(nn.Linear):
     """Looks at a value, as `vmap` cannot."""
 

@@ -1,11 +1,13 @@
 """Work that a GPU does again and again without Python: recorded once as a CUDA graph."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import final
+from typing import TypeVar, final
 
 import torch
+
+T = TypeVar("T")
 
 _SEEN = 2  # times that work is done from Python first: kernels are compiled, tensors are there
 
@@ -28,9 +30,29 @@ def capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[Non
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Capturing cannot be done on the stream that everyone uses."""
+def _side_stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
+    """One for capturing, which cannot be done on the stream that everyone uses, and more."""
     return torch.cuda.Stream(device)
+
+
+def side_by_side(works: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """Do what does not depend on each other; in a recording each on a stream of its own.
+
+    There a GPU does small kernels of all of them at the same time. Launched from Python they come
+    one after another anyway.
+    """
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return [work() for work in works]
+    here = torch.cuda.current_stream(device)
+    done = []
+    for number, work in enumerate(works, start=1):
+        stream = _side_stream(device, number)
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            done.append(work())
+    for number in range(1, len(works) + 1):
+        here.wait_stream(_side_stream(device, number))
+    return done
 
 
 @final

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import final
 
 import torch
@@ -11,6 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from forgetless.batched import BatchedLinear
+from forgetless.capturing import side_by_side
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
 from forgetless.perceptron import Perceptron, perceptron_of
@@ -70,6 +72,9 @@ class Network:
         # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
         self.batches_linear = device.type == "cuda"
         self.perceptron = self.perceptron_in(self.module)
+        # Convolutions of several networks at once are slower than those of one after another.
+        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+        self.by_seed = device.type == "cuda" and convolves
         self.runs_several = True  # as far as is known
         self._sample_bytes: dict[tuple[str, Size], int | None] = {}  # of features, by their scalar
         self.protected_names = protected
@@ -95,14 +100,18 @@ class Network:
 
         Of theta (S · K, p), K sets of weights a seed, also what is fixed is there K times.
         """
-        parts = theta.split([s.numel() for s in self.shapes.values()], dim=1)
-        named = zip(self.shapes.items(), parts, strict=True)
-        trained = {n: part.unflatten(1, s or (1,)).view(-1, *s) for (n, s), part in named}
+        trained = self._trained(theta)
         times = len(theta) // self.seeds
         fixed = self.fixed
         if times > 1:
             fixed = {n: v.repeat_interleave(times, 0) for n, v in fixed.items()}
         return {**trained, **fixed}
+
+    def _trained(self, theta: Tensor) -> dict[str, Tensor]:
+        """The trained parameters, (S, *shape), as views of theta (S, p)."""
+        parts = theta.split([s.numel() for s in self.shapes.values()], dim=1)
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {n: part.unflatten(1, s or (1,)).view(-1, *s) for (n, s), part in named}
 
     def logits(self, theta: Tensor, inputs: Tensor, *, remember: bool = False) -> Tensor:
         """All outputs, in the module's present mode: (S, p), (S, n, *) → (S, n, C).
@@ -139,6 +148,9 @@ class Network:
         if by_hand is not None and by_hand.takes(rows, len(samples)):
             belongings = samples.labels, samples.tasks, self.active
             return by_hand.gradient(self.theta, samples.inputs, *belongings)
+        if self.by_seed and rows == self.seeds:
+            works = [partial(self._gradient_of, s, samples, remember) for s in range(rows)]
+            return torch.stack(side_by_side(works, self.theta.device))
         theta = self.theta.detach()
         if rows > self.seeds:
             theta = theta.repeat_interleave(rows // self.seeds, 0)
@@ -153,6 +165,17 @@ class Network:
         # Seeds do not interact, so the gradient of the sum of their means holds each seed's own.
         share = torch.full_like(losses, 1 / losses.shape[1])
         return torch.autograd.grad(losses, theta, share)[0]
+
+    def _gradient_of(self, seed: int, samples: Samples, remember: bool) -> Tensor:
+        """One seed's gradient, (p,)."""
+        theta = self.theta[seed : seed + 1].detach().requires_grad_()
+        values = {n: v[0] for n, v in self._trained(theta).items()}
+        fixed = {n: v[seed] for n, v in self.fixed.items()}
+        if self.module.training and not remember:
+            fixed = {n: v.clone() for n, v in fixed.items()}
+        logits = self._run(values | fixed, samples.inputs[seed])
+        loss = self._losses(logits, samples.labels[seed], samples.tasks[seed]).mean()
+        return torch.autograd.grad(loss, theta)[0][0]
 
     def gradients(self, several: Sequence[Samples]) -> Tensor:
         """The gradients of K sets of samples' mean cross-entropy, (S, K, p).

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
+from forgetless.capturing import side_by_side
 from forgetless.linalg import float64
 from forgetless.subspace.atoms import Atoms, Movable
 from forgetless.subspace.base import Record
@@ -62,7 +64,8 @@ class FactoredSubspace:
             return g
         movable = self.movable or (None,) * len(self.atoms)
         problems = zip(self.atoms, g, movable, strict=True)
-        return torch.stack([atoms.project_out(one, free) for atoms, one, free in problems])
+        works = [partial(atoms.project_out, one, free) for atoms, one, free in problems]
+        return torch.stack(side_by_side(works, g.device))
 
     def restricted(self, columns: Sequence[slice]) -> Self:
         """The same subspace where only the parameters in these columns can move."""
