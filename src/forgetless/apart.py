@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -20,6 +21,7 @@ def for_each(
     """
     if device.type != "cuda" or len(items) < 2:
         return [function(item) for item in items]
+    _load_solvers(device)
     begun = torch.cuda.current_stream(device).record_event()
     with_gradients = torch.is_grad_enabled()
 
@@ -34,3 +36,9 @@ def for_each(
 
     with ThreadPoolExecutor(len(items)) as pool:
         return list(pool.map(run, items))
+
+
+@cache
+def _load_solvers(device: torch.device) -> None:
+    """PyTorch loads its solvers at their first call, and cannot do that from two threads at once."""
+    torch.linalg.cholesky_ex(torch.eye(2, device=device))
