@@ -15,56 +15,8 @@ EPS = 1e-3  # of the norms here, not PyTorch's own
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def slot(flat, start, *shape):
-    return flat[:, start:][:, : torch.Size(shape).numel()].unflatten(1, shape)
-
-
-def forward(x, theta, layer, *, relu):
-    theta = of_every(theta, x)
-    z = x @ slot(theta, layer.weight, layer.outputs, layer.inputs).mT
-    z = z + slot(theta, layer.bias, 1, layer.outputs)
-    u = None
-    if layer.norm is not None:
-        mean, variance = (
-            of_every(s, x).unsqueeze(1) for s in (layer.norm.mean, layer.norm.variance)
-        )
-        u = (z - mean) / (variance + EPS).sqrt()
-        scale, shift = (
-            slot(theta, at, 1, layer.outputs) for at in (layer.norm.scale, layer.norm.shift)
-        )
-        z = scale * u + shift
-    return z.relu() if relu else z, u
-
-
-def of_every(values, x):
-    """A seed's values for every set of samples of it."""
-    return values.repeat_interleave(len(x) // len(values), 0)
-
-
-def loss(z, labels, tasks, active, gradient, layer):
-    if active is not None:
-        z = z.masked_fill(~active[tasks], -torch.inf)
-    error = (z.softmax(-1) - nn.functional.one_hot(labels, z.shape[-1])) / z.shape[1]
-    slot(gradient, layer.bias, layer.outputs).copy_(error.sum(1))
-    return error
-
-
-def backward(error, theta, below, u, gradient, layer, lower):
-    slot(gradient, layer.weight, layer.outputs, layer.inputs).copy_(error.mT @ below)
-    if lower is None:
-        return error
-    theta = of_every(theta, error)
-    error = error @ slot(theta, layer.weight, layer.outputs, layer.inputs) * (below > 0)
-    if (norm := lower.norm) is not None:
-        slot(gradient, norm.shift, lower.outputs).copy_(error.sum(1))
-        slot(gradient, norm.scale, lower.outputs).copy_((error * u).sum(1))
-        error = error * slot(theta, norm.scale, 1, lower.outputs)
-        error = error / (of_every(norm.variance, error).unsqueeze(1) + EPS).sqrt()
-    slot(gradient, lower.bias, lower.outputs).copy_(error.sum(1))
-    return error
-
-
-PLAIN = SimpleNamespace(MOST=64, forward=forward, loss=loss, backward=backward)
+# Whatever they are, sets of samples are too large for them.
+KERNELS = SimpleNamespace(MOST_SAMPLES=0, MOST_OUTPUTS=0)
 
 
 def deep():
@@ -144,7 +96,7 @@ def by_autograd(net, samples):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
     monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
     net = network(MODELS[name], "cpu", torch.float64, heads=heads and name != "linear")
     assert net.perceptron is not None
     samples = batch(9, "cpu", torch.float64, heads=heads)
@@ -154,18 +106,15 @@ def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
     assert torch.allclose(found, net.logits(net.theta, samples.inputs), atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [64, 65, 100, 130, 512])
-def test_large_sets_are_several_small_ones(n, monkeypatch):
-    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
-    net = network(MODELS["normed"], "cpu", torch.float64, heads=True)
-    samples = batch(n, "cpu", torch.float64, heads=True)
-    assert net.perceptron.takes(3, n)
-    assert not net.perceptron.takes(3, 513)
-    assert not net.perceptron.takes(2**31 // net.theta.shape[1] + 1, n)
-    assert torch.allclose(net.gradient(samples), by_autograd(net, samples), atol=1e-12)
-    found = net.gradients([samples, batch(n, "cpu", torch.float64, heads=True, seed=2)])
-    assert torch.allclose(found[:, 0], by_autograd(net, samples), atol=1e-12)
+def test_much_work_is_done_in_products():
+    layers = [chain.Layer(0, 1000 * 100, 1000, 100)]
+    kernels = SimpleNamespace(MOST_SAMPLES=128, MOST_OUTPUTS=256)
+    run = chain.Perceptron(layers, 1000 * 100 + 100, kernels)
+    assert run._faster(5, 32) is kernels
+    assert run._faster(5, 129) is chain.products
+    assert run._faster(5 * 19, 100) is chain.products
+    wide = chain.Perceptron([chain.Layer(0, 100 * 1000, 100, 1000)], 1000 * 100 + 1000, kernels)
+    assert wide._faster(5, 1) is chain.products
 
 
 def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):
@@ -175,7 +124,7 @@ def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):
     samples = batch(9, "cpu", torch.float64)
     net.module.train()
     expected = net.gradient(samples), net.logits(net.theta, samples.inputs)
-    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
     net.perceptron = net.perceptron_in(net.module)
     assert net.perceptron is not None
     assert torch.equal(net.gradient(samples), expected[0])
@@ -186,7 +135,7 @@ def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):
 
 def test_gradients_of_several_sets_use_their_seeds_statistics(monkeypatch):
     monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
     net = network(MODELS["normed"], "cpu", torch.float64)
     several = [batch(4, "cpu", torch.float64, seed=seed) for seed in (1, 2)]
     found = net.gradients(several)
@@ -233,7 +182,7 @@ def hooked():
 )
 def test_what_is_no_perceptron(make, monkeypatch):
     monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
     module = make()
     shapes = {n: p.shape for n, p in module.named_parameters()}
     assert perceptron_of(module, shapes, dict(module.named_buffers()), torch.zeros(1, 9)) is None
@@ -241,7 +190,7 @@ def test_what_is_no_perceptron(make, monkeypatch):
 
 def test_a_frozen_layer_makes_no_perceptron(monkeypatch):
     monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: PLAIN)
+    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
     module = deep()
     shapes = {n: p.shape for n, p in module.named_parameters()}
     assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is not None

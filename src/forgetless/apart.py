@@ -40,5 +40,5 @@ def for_each(
 
 @cache
 def _load_solvers(device: torch.device) -> None:
-    """PyTorch loads its solvers at their first call, and cannot do that from two threads at once."""
+    """PyTorch loads its solvers at their first call, which two threads must not make at once."""
     torch.linalg.cholesky_ex(torch.eye(2, device=device))

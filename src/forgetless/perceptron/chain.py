@@ -22,7 +22,9 @@ from typing import Any, final
 import torch
 from torch import Size, Tensor, nn
 
-_MOST_PARTS = 8  # of a set of samples, each of as many as a program looks at together
+from forgetless.perceptron import products
+
+_MUCH = 3e8  # products for which it is their number that takes time, not that of kernels
 
 
 @final
@@ -65,16 +67,6 @@ class Perceptron:
         self.kernels = kernels
         self.has_norms = any(layer.norm for layer in layers)
 
-    def takes(self, sets: int, samples: int) -> bool:
-        """Whether its gradients are the faster ones, for so many sets of samples in all."""
-        parts = self._parts(samples)
-        return parts <= _MOST_PARTS and sets * parts * self.size < 2**31
-
-    def _parts(self, samples: int) -> int:
-        """Into how many parts a set of samples is cut."""
-        most: int = self.kernels.MOST
-        return -(-samples // most)
-
     def gradient(
         self, theta: Tensor, inputs: Tensor, labels: Tensor, tasks: Tensor, active: Tensor | None
     ) -> Tensor:
@@ -86,58 +78,34 @@ class Perceptron:
             labels, tasks: (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
-        given, n = (inputs.flatten(2), labels, tasks), labels.shape[1]
-        parts = self._parts(n)
-        if parts == 1:
-            return self._of_small_sets(theta, active, *given)
-        each = -(-n // parts)
-        equal = n // each * each  # samples in parts of one size
-        cut = [t[:, :equal].reshape(-1, each, *t.shape[2:]) for t in given]
-        found = self._of_small_sets(theta, active, *cut)
-        mean = found.view(len(labels), -1, self.size).mean(1)
-        if equal == n:
-            return mean
-        rest = self._of_small_sets(theta, active, *(t[:, equal:] for t in given))
-        return torch.lerp(rest, mean, equal / n)
-
-    def _of_small_sets(
-        self, theta: Tensor, active: Tensor | None, inputs: Tensor, labels: Tensor, tasks: Tensor
-    ) -> Tensor:
-        """As `gradient`, of sets that a program can look at together: inputs (S · K, n, i)."""
+        run = self._faster(*labels.shape)
         gradient = theta.new_empty(len(inputs), self.size)
-        hidden, normed = [inputs], []
+        hidden, normed = [inputs.flatten(2)], []
         for layer in self.layers:
             relu = layer is not self.layers[-1]
-            above, u = self.kernels.forward(hidden[-1], theta, layer, relu=relu)
+            above, u = run.forward(hidden[-1], theta, layer, relu=relu)
             hidden.append(above)
             normed.append(u)
-        last = self.layers[-1]
-        error = self.kernels.loss(hidden.pop(), labels, tasks, active, gradient, last)
+        error = run.loss(hidden.pop(), labels, tasks, active, gradient, self.layers[-1])
         for number in range(len(self.layers) - 1, -1, -1):
             lower = self.layers[number - 1] if number else None
             below, u = hidden[number], normed[number - 1] if number else None
-            error = self.kernels.backward(
-                error, theta, below, u, gradient, self.layers[number], lower
-            )
+            error = run.backward(error, theta, below, u, gradient, self.layers[number], lower)
         return gradient
+
+    def _faster(self, sets: int, samples: int) -> Any:
+        """Kernels of our own, of which there are few, or a library's products."""
+        kernels, outputs = self.kernels, self.layers[-1].outputs
+        fits = samples <= kernels.MOST_SAMPLES and outputs <= kernels.MOST_OUTPUTS
+        is_much = sets * samples * self.size >= _MUCH
+        return products if is_much or not fits else kernels
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """All outputs: (S, p), (S, n, *) → (S, n, C)."""
-
-        def of(start: int, *shape: int) -> Tensor:
-            return theta[:, start : start + Size(shape).numel()].view(-1, *shape)
-
         values = inputs.flatten(2)
         for layer in self.layers:
-            weight = of(layer.weight, layer.outputs, layer.inputs)
-            values = torch.baddbmm(of(layer.bias, 1, layer.outputs), values, weight.mT)
-            if (norm := layer.norm) is not None:
-                rate = torch.rsqrt(norm.variance + norm.eps).unsqueeze(1)
-                values = (values - norm.mean.unsqueeze(1)) * rate
-                scale, shift = of(norm.scale, 1, layer.outputs), of(norm.shift, 1, layer.outputs)
-                values = torch.addcmul(shift, values, scale)
-            if layer is not self.layers[-1]:
-                values = values.relu_()
+            relu = layer is not self.layers[-1]
+            values, _ = products.forward(values, theta, layer, relu=relu)
         return values
 
 
@@ -176,8 +144,7 @@ def perceptron_of(
         Layer(starts[f"{n}weight"], starts[f"{n}bias"], m.in_features, m.out_features, after.get(n))
         for n, m in linear.items()
     ]
-    few = layers[-1].outputs <= 256  # of which a program looks at all
-    return Perceptron(layers, sum(sizes), kernels) if kernels is not None and few else None
+    return None if kernels is None else Perceptron(layers, sum(sizes), kernels)
 
 
 def _linear_and_norms(

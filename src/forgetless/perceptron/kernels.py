@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 128  # samples, which a program looks at together
+# What a program looks at together:
+MOST_SAMPLES = 128
+MOST_OUTPUTS = 256  # of the last layer
 _OUTPUTS = 16  # of a layer in a tile
 _INNER = 64  # that are multiplied at a time
 _STEPS = 2  # of that, before others do the rest
