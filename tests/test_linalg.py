@@ -1,5 +1,7 @@
 """The laws of the linear algebra, on random problems and on nasty ones."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 from scipy.optimize import minimize
 
+from forgetless import linalg
 from forgetless.linalg import (
     inner,
     orthonormalize,
@@ -125,6 +128,16 @@ def test_projection_on_the_span_of_any_vectors_is_least_squares(seed, s, k):
     for row, v, r in zip(g, vectors, result, strict=True):
         fit, *_ = np.linalg.lstsq(v.T.numpy(), row.numpy(), rcond=1e-9)
         np.testing.assert_allclose(r.numpy(), row.numpy() - v.T.numpy() @ fit, atol=1e-9)
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 12))
+def test_chunks_change_nothing_but_the_order_of_sums(seed, k, width):
+    vectors, g = random(seed, 2, k, 9), random(seed + 1, 2, 9)
+    whole = project_out_span(g, vectors), project_cone(g, vectors, 0.1)
+    with mock.patch.object(linalg, "_chunk", return_value=width):
+        assert linalg._chunks(vectors).shape == (2, -(-9 // min(width, 9)), k, min(width, 9))
+        parts = project_out_span(g, vectors), project_cone(g, vectors, 0.1)
+    torch.testing.assert_close(parts, whole)
 
 
 @given(seeds)

@@ -5,12 +5,15 @@ run). A basis is (*, K, p) with orthonormal *rows*; a row of zeros is allowed an
 for no direction, so that problems of different rank can be stacked.
 """
 
+import sys
+
 import numpy as np
 import torch
 from scipy.linalg import eigh
 from scipy.optimize import nnls
 from torch import Tensor
 from torch.linalg import vector_norm
+from torch.nn.functional import pad
 
 # A row is dependent on others when what is left of it, relative to its length, is rounding.
 _RESIDUAL_ULPS = 100.0
@@ -62,16 +65,51 @@ def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
         g: (*, p).
         vectors: R, (*, K, p), any rank; K is small, the K×K system is solved in float64.
     """
-    unit = float64(_normalized(vectors))  # a small vector constrains as much as a large one
-    gram = unit @ unit.mT
+    rows, gram, lengths = _chunks_and_gram(vectors)
     gram.diagonal(dim1=-2, dim2=-1).add_(_DEPENDENT)
     factor, _ = torch.linalg.cholesky_ex(gram)
-    rest = float64(g).unsqueeze(-1)  # (*, p, 1)
+    rest = _chunks(g.unsqueeze(-2)).mT  # (*, m, c, 1)
     for _ in range(2):
-        along = torch.linalg.solve_triangular(factor, unit @ rest, upper=False)
+        products = (rows @ rest).sum(-3) / lengths.unsqueeze(-1)  # (*, K, 1)
+        along = torch.linalg.solve_triangular(factor, products, upper=False)
         coefficients = torch.linalg.solve_triangular(factor.mT, along, upper=True)
-        rest = rest - unit.mT @ coefficients
-    return rest.squeeze(-1).to(g)
+        coefficients = coefficients / lengths.unsqueeze(-1)
+        rest = rest - rows.mT @ coefficients.unsqueeze(-3)
+    return rest.flatten(-3)[..., : g.shape[-1]].to(g)
+
+
+def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors (*, K, p) in chunks, the cosines between them and their lengths, in float64.
+
+    A small vector constrains as much as a large one, so what is solved are cosines.
+
+    Returns:
+        the chunks (*, m, K, c), the Gram matrix of the vectors divided by their lengths
+        (*, K, K), and these (*, K): 1 for vectors of zeros.
+    """
+    rows = _chunks(vectors)
+    gram = (rows @ rows.mT).sum(-3)
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    lengths = torch.where(squares == 0, 1, squares).sqrt()
+    return rows, gram / lengths.unsqueeze(-1) / lengths.unsqueeze(-2), lengths
+
+
+def _chunk(device: torch.device) -> int:
+    """Columns of a product that are summed by themselves, one processor of a GPU each."""
+    return 4096 if device.type == "cuda" else sys.maxsize
+
+
+def _chunks(rows: Tensor) -> Tensor:
+    """Rows (*, K, p) in float64, their columns cut into m chunks: (*, m, K, c).
+
+    Few rows with many columns have small products, of which a GPU would sum each in one place.
+    """
+    p = rows.shape[-1]
+    width = min(p, _chunk(rows.device))
+    if missing := -p % width:
+        rows = pad(rows, (0, missing))
+    rows = (rows.cpu() if rows.device.type == "mps" else rows).unflatten(-1, (-1, width))
+    return rows.movedim(-2, -3).to(torch.float64, memory_format=torch.contiguous_format)
 
 
 def orthonormalize(vectors: Tensor, against: Tensor | None = None, *, least: float = 0.0) -> Tensor:
@@ -184,22 +222,21 @@ def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
         references: R, (*, K, p).
         margin: lower bound of the dual variables.
     """
-    unit = _normalized(references)  # so that short references are not lost in rounding
-    lengths = inner(unit, references)  # (*, K)
-    products = (unit @ g.unsqueeze(-1)).squeeze(-1)  # (*, K)
-    gram = unit @ unit.mT  # (*, K, K)
+    rows, gram, lengths = _chunks_and_gram(references)
+    products = (rows @ _chunks(g.unsqueeze(-2)).mT).sum(-3).squeeze(-1) / lengths  # (*, K)
     k = products.shape[-1]
     duals = [
         _cone_duals(*problem)
         for problem in zip(
-            gram.reshape(-1, k, k).double().cpu().numpy(),
-            products.reshape(-1, k).double().cpu().numpy(),
-            (margin * lengths).reshape(-1, k).double().cpu().numpy(),
+            gram.reshape(-1, k, k).cpu().numpy(),
+            products.reshape(-1, k).cpu().numpy(),
+            (margin * lengths).reshape(-1, k).cpu().numpy(),
             strict=True,
         )
     ]
-    v = torch.from_numpy(np.stack(duals)).to(g).reshape(products.shape)
-    return g + (v.unsqueeze(-2) @ unit).reshape(g.shape)
+    v = torch.from_numpy(np.stack(duals)).to(lengths).reshape(products.shape) / lengths
+    step = v.unsqueeze(-2).unsqueeze(-3) @ rows  # (*, m, 1, c)
+    return g + step.flatten(-3)[..., : g.shape[-1]].to(g)
 
 
 def _cone_duals(gram: np.ndarray, products: np.ndarray, margins: np.ndarray) -> np.ndarray:

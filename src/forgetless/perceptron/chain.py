@@ -24,7 +24,7 @@ from torch import Size, Tensor, nn
 
 from forgetless.perceptron import products
 
-_MUCH = 3e8  # products for which it is their number that takes time, not that of kernels
+_MANY = 100  # samples of a seed, from which on it is their number that takes time
 
 
 @final
@@ -78,7 +78,7 @@ class Perceptron:
             labels, tasks: (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
-        run = self._faster(*labels.shape)
+        run = self._faster(labels.numel() // len(theta))
         gradient = theta.new_empty(len(inputs), self.size)
         hidden, normed = [inputs.flatten(2)], []
         for layer in self.layers:
@@ -93,12 +93,14 @@ class Perceptron:
             error = run.backward(error, theta, below, u, gradient, self.layers[number], lower)
         return gradient
 
-    def _faster(self, sets: int, samples: int) -> Any:
-        """Kernels of our own, of which there are few, or a library's products."""
-        kernels, outputs = self.kernels, self.layers[-1].outputs
-        fits = samples <= kernels.MOST_SAMPLES and outputs <= kernels.MOST_OUTPUTS
-        is_much = sets * samples * self.size >= _MUCH
-        return products if is_much or not fits else kernels
+    def _faster(self, samples: int) -> Any:
+        """Kernels of our own, of which there are few, or a library's products.
+
+        Arguments:
+            samples: of a seed, in all its sets.
+        """
+        fits = self.layers[-1].outputs <= self.kernels.MOST_OUTPUTS
+        return self.kernels if fits and samples < _MANY else products
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """All outputs: (S, p), (S, n, *) → (S, n, C)."""

@@ -10,9 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# What a program looks at together:
-MOST_SAMPLES = 128
-MOST_OUTPUTS = 256  # of the last layer
+MOST_OUTPUTS = 256  # of the last layer, at which a program looks together, as at all samples
 _OUTPUTS = 16  # of a layer in a tile
 _INNER = 64  # that are multiplied at a time
 _STEPS = 2  # of that, before others do the rest
