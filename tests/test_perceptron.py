@@ -108,10 +108,11 @@ def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
 def test_many_samples_go_through_products():
     kernels = SimpleNamespace(MOST_OUTPUTS=256)
     run = chain.Perceptron([chain.Layer(0, 20, 10, 2)], 22, kernels)
-    assert run._faster(32) is kernels
-    assert run._faster(100) is chain.products
+    assert run._faster(1, 32) is kernels
+    assert run._faster(1, 100) is chain.products
+    assert run._faster(2, 32) is chain.products
     wide = chain.Perceptron([chain.Layer(0, 10 * 257, 10, 257)], 11 * 257, kernels)
-    assert wide._faster(1) is chain.products
+    assert wide._faster(1, 1) is chain.products
 
 
 def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):

@@ -1,7 +1,7 @@
-"""The gradient of a perceptron by hand: a third of the kernels that autograd launches for it.
+"""The gradient of a perceptron by hand: a quarter of the kernels that autograd launches for it.
 
 Small networks on a GPU are bound by the number of kernels and not by their work. A chain of linear
-layers with ReLU between them needs one kernel a layer on the way forward, two on the way back, and
+layers with ReLU between them needs one kernel a layer on the way forward, one on the way back, and
 one for the loss:
 
     h₀ = x,   h_l = max(0, h_{l−1} W_lᵀ + b_l),   z = h_{L−1} W_Lᵀ + b_L,
@@ -24,7 +24,7 @@ from torch import Size, Tensor, nn
 
 from forgetless.perceptron import products
 
-_MANY = 100  # samples of a seed, from which on it is their number that takes time
+_MANY = 100  # samples, from which on it is their number that takes time, not that of kernels
 
 
 @final
@@ -78,7 +78,7 @@ class Perceptron:
             labels, tasks: (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
-        run = self._faster(labels.numel() // len(theta))
+        run = self._faster(len(labels) // len(theta), labels.shape[1])
         gradient = theta.new_empty(len(inputs), self.size)
         hidden, normed = [inputs.flatten(2)], []
         for layer in self.layers:
@@ -93,13 +93,14 @@ class Perceptron:
             error = run.backward(error, theta, below, u, gradient, self.layers[number], lower)
         return gradient
 
-    def _faster(self, samples: int) -> Any:
+    def _faster(self, sets: int, samples: int) -> Any:
         """Kernels of our own, of which there are few, or a library's products.
 
         Arguments:
-            samples: of a seed, in all its sets.
+            sets: of samples that each seed has.
+            samples: of each set.
         """
-        fits = self.layers[-1].outputs <= self.kernels.MOST_OUTPUTS
+        fits = sets == 1 and self.layers[-1].outputs <= self.kernels.MOST_OUTPUTS
         return self.kernels if fits and samples < _MANY else products
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:

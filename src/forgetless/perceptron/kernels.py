@@ -16,7 +16,6 @@ _INNER = 64  # that are multiplied at a time
 _STEPS = 2  # of that, before others do the rest
 _ADDED = 256
 _SIDE = 32  # of a tile of weights
-_WARPS = 4
 _SIZES = ["n", "inputs", "outputs", "p", "weight", "bias", "x_seed", "x_row"]
 _NORM = ["eps", "scale", "shift"]
 
@@ -42,19 +41,18 @@ def _finished(
     return total
 
 
-@triton.jit(do_not_specialize=[*_SIZES, "sets", *_NORM])
+@triton.jit(do_not_specialize=[*_SIZES, *_NORM])
 def _forward(
     x, theta, out, normed, mean, variance, n, inputs, outputs, p, weight, bias, x_seed, x_row,
-    sets, eps, scale, shift, whole: tl.constexpr, norm: tl.constexpr, relu: tl.constexpr,
+    eps, scale, shift, whole: tl.constexpr, norm: tl.constexpr, relu: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr, steps: tl.constexpr,
 ):  # fmt: skip
     """A tile of x Wᵀ + b, or where it is not the whole, of what some of the inputs add to x Wᵀ."""
-    seed = tl.program_id(2)
-    part = tl.program_id(1)
+    part, seed = tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, height)
     column = tl.program_id(0) * width + tl.arange(0, width)
     x += seed.to(tl.int64) * x_seed
-    theta += seed // sets * p
+    theta += seed * p
     total = tl.zeros((height, width), tl.float32)
     for step in range(steps):
         k = (part * steps + step) * depth + tl.arange(0, depth)
@@ -74,17 +72,17 @@ def _forward(
     if whole:
         known = tl.minimum(column, outputs - 1)[None, :]
         total += tl.load(theta + bias + known)
-        mean += seed // sets * outputs
-        variance += seed // sets * outputs
+        mean += seed * outputs
+        variance += seed * outputs
         total = _finished(
             total, theta, normed, mean, variance, eps, scale, shift, place, known, there, norm, relu
         )
     tl.store(out + place, total, mask=there)
 
 
-@triton.jit(do_not_specialize=["size", "outputs", "p", "bias", "parts", "sets", *_NORM])
+@triton.jit(do_not_specialize=["size", "outputs", "p", "bias", "parts", *_NORM])
 def _add_up(
-    found, theta, out, normed, mean, variance, size, outputs, p, bias, parts, sets, eps, scale,
+    found, theta, out, normed, mean, variance, size, outputs, p, bias, parts, eps, scale,
     shift, norm: tl.constexpr, relu: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """What the parts add to x Wᵀ, plus b."""
@@ -92,13 +90,13 @@ def _add_up(
     place = tl.program_id(0) * width + tl.arange(0, width)
     there = place < size
     column = place % outputs
-    theta += seed // sets * p
+    theta += seed * p
     total = tl.load(theta + bias + column)
     for part in range(parts):
         total += tl.load(found + (seed * parts + part) * size + place, mask=there, other=0.0)
     place += seed * size
-    mean += seed // sets * outputs
-    variance += seed // sets * outputs
+    mean += seed * outputs
+    variance += seed * outputs
     total = _finished(
         total, theta, normed, mean, variance, eps, scale, shift, place, column, there, norm, relu
     )
@@ -165,8 +163,7 @@ def _columns_below(
 
     With a norm below, its γ and β get their gradients, and the bias is before it.
     """
-    column = tile * width + tl.arange(0, width)
-    row = tl.arange(0, height)
+    row, column = tl.arange(0, height), tile * width + tl.arange(0, width)
     total = tl.zeros((height, width), tl.float32)
     for start in range(0, outputs, depth):
         k = start + tl.arange(0, depth)
@@ -195,18 +192,17 @@ def _columns_below(
     tl.store(gradient + bias + column, tl.sum(total, 0), mask=column < inputs)
 
 
-@triton.jit(do_not_specialize=[*_SIZES, "sets", *_NORM])
+@triton.jit(do_not_specialize=[*_SIZES, *_NORM])
 def _backward(
     error, x, theta, normed, variance, out, gradient, n, inputs, outputs, p, weight, bias, x_seed,
-    x_row, sets, eps, scale, shift, first: tl.constexpr, norm: tl.constexpr, height: tl.constexpr,
+    x_row, eps, scale, shift, first: tl.constexpr, norm: tl.constexpr, height: tl.constexpr,
     side: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """A tile of the weights' gradient, or some columns of the error of the layer below.
 
     Both need nothing of each other: one launch does them all.
     """
-    seed = tl.program_id(1)
-    tile = tl.program_id(0)
+    tile, seed = tl.program_id(0), tl.program_id(1)
     error += seed.to(tl.int64) * n * outputs
     x += seed.to(tl.int64) * x_seed
     gradient += seed.to(tl.int64) * p
@@ -217,9 +213,8 @@ def _backward(
             error, x, gradient + weight, tile, across, n, inputs, outputs, x_row, height, side
         )
     elif not first:
-        own = seed // sets
         _columns_below(
-            error, theta + own * p, x, normed + seed * n * inputs, variance + own * inputs,
+            error, theta + seed * p, x, normed + seed * n * inputs, variance + seed * inputs,
             out + seed * n * inputs, gradient, tile - tiles, n, inputs, outputs, x_row, weight,
             bias, eps, scale, shift, norm, height, width, depth,
         )  # fmt: skip
@@ -228,14 +223,11 @@ def _backward(
 def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor, Tensor | None]:
     """X Wᵀ + b, through the layer's norm if it has one, or its positive part.
 
-    (S · K, n, i), (S, p) → (S · K, n, o) for K sets of samples a seed; with a norm also what that
-    makes of x Wᵀ + b before γ and β.
+    (S, n, i), (S, p) → (S, n, o); with a norm also what that makes of x Wᵀ + b before γ and β.
     """
     seeds, n, _ = x.shape
-    sets = seeds // len(theta)
     # Many inputs are summed in parts: one after the other they would keep few processors busy.
-    steps = triton.cdiv(layer.inputs, _INNER)
-    steps = steps if steps <= _STEPS else _STEPS
+    steps = min(triton.cdiv(layer.inputs, _INNER), _STEPS)
     parts = triton.cdiv(layer.inputs, steps * _INNER)
     out = x.new_empty(seeds, n, layer.outputs)
     found = out if parts == 1 else x.new_empty(seeds, parts, n, layer.outputs)
@@ -243,15 +235,14 @@ def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor
     tensors, numbers = _norm_arguments(layer.norm, normed, theta)
     _forward[(triton.cdiv(layer.outputs, _OUTPUTS), parts, seeds)](
         x, theta, found, *tensors, n, layer.inputs, layer.outputs, theta.shape[1], layer.weight,
-        layer.bias, x.stride(0), x.stride(1), sets, *numbers, whole=parts == 1,
-        norm=normed is not None, relu=relu, height=_rounded(n), width=_OUTPUTS, depth=_INNER,
-        steps=steps, num_warps=_WARPS,
+        layer.bias, x.stride(0), x.stride(1), *numbers, whole=parts == 1, norm=normed is not None,
+        relu=relu, height=_rounded(n), width=_OUTPUTS, depth=_INNER, steps=steps,
     )  # fmt: skip
     if parts > 1:
         size = n * layer.outputs
         _add_up[(triton.cdiv(size, _ADDED), seeds)](
             found, theta, out, *tensors, size, layer.outputs, theta.shape[1], layer.bias, parts,
-            sets, *numbers, norm=normed is not None, relu=relu, width=_ADDED, num_warps=4,
+            *numbers, norm=normed is not None, relu=relu, width=_ADDED,
         )  # fmt: skip
     return out, normed
 
@@ -289,21 +280,20 @@ def backward(
     error: Tensor, theta: Tensor, below: Tensor, normed: Tensor | None, gradient: Tensor,
     layer: Any, lower: Any | None,
 ) -> Tensor:  # fmt: skip
-    """(D W) ∘ [h > 0], (S · K, n, i), through the lower layer's norm if it has one.
+    """(D W) ∘ [h > 0], (S, n, i), through the lower layer's norm if it has one.
 
     The gradients of the layer's weights, and of the lower layer's bias and norm, go to their
-    places. Without a lower layer there is nothing but the weights, and the error stays what it is.
+    places. Without a lower layer there are only the weights, and the error stays what it is.
     """
     seeds, n, _ = error.shape
-    first = lower is None
-    out = error if first else torch.empty_like(below)
+    out = error if (first := lower is None) else torch.empty_like(below)
     (normed, _, variance), numbers = _norm_arguments(lower and lower.norm, normed, theta)
     tiles = triton.cdiv(layer.inputs, _SIDE) * triton.cdiv(layer.outputs, _SIDE)
     columns = 0 if first else triton.cdiv(layer.inputs, _OUTPUTS)
     _backward[(tiles + columns, seeds)](
         error, below, theta, normed, variance, out, gradient, n, layer.inputs, layer.outputs,
         theta.shape[1], layer.weight, 0 if first else lower.bias, below.stride(0), below.stride(1),
-        seeds // len(theta), *numbers, first=first, norm=bool(lower and lower.norm),
-        height=_rounded(n), side=_SIDE, width=_OUTPUTS, depth=_INNER, num_warps=_WARPS,
+        *numbers, first=first, norm=bool(lower and lower.norm), height=_rounded(n), side=_SIDE,
+        width=_OUTPUTS, depth=_INNER,
     )  # fmt: skip
     return out
