@@ -21,6 +21,8 @@ _RESIDUAL_ULPS = 100.0
 _GRAM_ROUNDING = 2e-13
 # What is added to the Gram matrix of vectors of length one so that it can be factored.
 _DEPENDENT = 1e-10
+# Numbers of a product that keep all of a GPU's processors busy.
+_BUSY = 1 << 18
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -38,6 +40,25 @@ def add_scaled(u: Tensor, scale: Tensor | float, v: Tensor) -> Tensor:
     if isinstance(scale, Tensor):
         scale = scale.unsqueeze(-1)
     return u + scale * v
+
+
+def product_of_long(a: Tensor, b: Tensor) -> Tensor:
+    """A Bᵀ of rows much longer than they are many: (d, p), (K, p) → (d, K).
+
+    Where that is small, a GPU sums it chunk by chunk, so that all of its processors take part.
+    """
+    width = _chunk(a.device)
+    whole = a.shape[1] // width * width
+    if whole == 0 or len(a) * len(b) > _BUSY:
+        product: Tensor = a @ b.T
+        return product
+
+    def chunks(rows: Tensor) -> Tensor:
+        return rows[:, :whole].unflatten(1, (-1, width)).movedim(1, 0)
+
+    total: Tensor = (chunks(a) @ chunks(b).mT).sum(0)
+    total += a[:, whole:] @ b[:, whole:].T
+    return total
 
 
 def project_out(g: Tensor, basis: Tensor) -> Tensor:

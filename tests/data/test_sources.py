@@ -14,7 +14,15 @@ import torch
 
 from forgetless.data import catalogue, sources
 from forgetless.data.files import IdxFile, PublishedFile
-from forgetless.data.sources import SOURCES, fetch, file_hashes, load_source, locate, status
+from forgetless.data.sources import (
+    SOURCES,
+    fetch,
+    file_hashes,
+    load_source,
+    locate,
+    shared_source,
+    status,
+)
 from forgetless.errors import ConfigError, DataError
 
 SHAPES = {
@@ -129,6 +137,18 @@ def test_layouts_that_people_have_are_found(
     put(tmp_path / "data" / folder, MNIST, packed)
     assert is_mnist(load_source("mnist", tmp_path / "data"))
     assert locate("mnist", str(tmp_path / "data")) == tmp_path / "data" / folder
+    assert shelf.asked == []
+
+
+def test_runs_of_one_process_share_images_until_files_change(tmp_path: Path, shelf: Shelf) -> None:
+    data = put(tmp_path / "data" / "mnist", MNIST).parent
+    images = shared_source("mnist", data)
+    assert is_mnist(images)
+    assert shared_source("mnist", str(data)) is images
+    assert load_source("mnist", data) is not images
+    (data / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="t10k-labels"):
+        shared_source("mnist", data)
     assert shelf.asked == []
 
 

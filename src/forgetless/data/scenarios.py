@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.data.sources import SOURCES, ImageSet, load_source
+from forgetless.data.sources import SOURCES, ImageSet, shared_source
 from forgetless.data.tasks import Scenario, Split, Task
 from forgetless.data.transforms import normalize, pad, rotate
 from forgetless.errors import ConfigError, require
@@ -183,7 +183,7 @@ def build_scenario(
         "at least 0",
     )
     family, source = name.split("-", 1)
-    images = load_source(source, data, download=download)
+    images = shared_source(source, data, download=download)
     return FAMILIES[family][1](name, images, LOOKS[source], options)
 
 

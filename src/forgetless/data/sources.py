@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
@@ -30,6 +31,7 @@ __all__ = [
     "file_hashes",
     "load_source",
     "locate",
+    "shared_source",
     "status",
 ]
 
@@ -84,6 +86,25 @@ def load_source(
         if found is None:
             raise _not_found(source, [cache] if named is None else [named, cache])
         return _image_set(source, found.read())
+
+
+def shared_source(name: str, data: Folder | None = None, *, download: bool = True) -> ImageSet:
+    """As `load_source`, but files that have not changed since are not read and verified again.
+
+    Runs of one process share these images: whoever wants to write to them takes a copy.
+    """
+    found = _find_anywhere(_source(name), _named_folder(data))
+    if found is None:  # to be downloaded, or inside a package
+        return load_source(name, data, download=download)
+    files = [(path, path.stat()) for path in found.paths]
+    stamps = tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in files)
+    return _read_once(name, None if data is None else Path(data), stamps)
+
+
+@lru_cache(maxsize=1)
+def _read_once(name: str, data: Path | None, stamps: tuple[tuple[Path, int, int], ...]) -> ImageSet:
+    del stamps  # they tell files apart
+    return load_source(name, data, download=False)
 
 
 def locate(name: str, data: Folder | None = None) -> Path | None:

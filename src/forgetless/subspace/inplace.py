@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular, vector_norm
 
-from forgetless.linalg import float64
+from forgetless.linalg import float64, product_of_long
 from forgetless.ranks import Ranks
 
 # Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
@@ -109,9 +109,9 @@ def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None =
     out = float64(a.new_zeros(len(a), len(b)))
     for left, right in zip(_cut(a), _cut(b, like=a), strict=True):
         if exact:
-            out += float64(left).to(out) @ float64(right).to(out).T
+            out += product_of_long(float64(left).to(out), float64(right).to(out))
         else:
-            out += (left @ right.to(left).T).to(out)
+            out += product_of_long(left, right.to(left)).to(out)
     return out if ranks is None or out.numel() == 0 else ranks.sum(out)
 
 
