@@ -25,8 +25,8 @@ def for_each(
     begun = torch.cuda.current_stream(device).record_event()
     with_gradients = torch.is_grad_enabled()
 
-    def run(item: Item) -> Found:
-        stream = torch.cuda.Stream(device)
+    def run(number: int, item: Item) -> Found:
+        stream = _stream(device, number)
         # Whatever was freed before is used again only after what is going on now.
         stream.wait_event(begun)
         with torch.cuda.stream(stream), torch.set_grad_enabled(with_gradients):
@@ -35,7 +35,13 @@ def for_each(
         return found
 
     with ThreadPoolExecutor(len(items)) as pool:
-        return list(pool.map(run, items))
+        return list(pool.map(run, range(len(items)), items))
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """The same one every time: memory that was freed on a stream is used again on that one."""
+    return torch.cuda.Stream(device)
 
 
 @cache

@@ -49,16 +49,13 @@ def product_of_long(a: Tensor, b: Tensor) -> Tensor:
     """
     width = _chunk(a.device)
     whole = a.shape[1] // width * width
-    if whole == 0 or len(a) * len(b) > _BUSY:
-        product: Tensor = a @ b.T
-        return product
-
-    def chunks(rows: Tensor) -> Tensor:
-        return rows[:, :whole].unflatten(1, (-1, width)).movedim(1, 0)
-
-    total: Tensor = (chunks(a) @ chunks(b).mT).sum(0)
-    total += a[:, whole:] @ b[:, whole:].T
-    return total
+    if len(a) * len(b) > _BUSY:
+        whole = 0
+    product: Tensor = a[:, whole:] @ b[:, whole:].T
+    if whole:
+        left, right = (t[:, :whole].unflatten(1, (-1, width)).movedim(1, 0) for t in (a, b))
+        product += (left @ right.mT).sum(0)
+    return product
 
 
 def project_out(g: Tensor, basis: Tensor) -> Tensor:

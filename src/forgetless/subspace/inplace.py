@@ -1,5 +1,7 @@
 """Orthonormal rows from vectors that are too large to be copied."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular, vector_norm
@@ -8,7 +10,7 @@ from forgetless.linalg import float64, product_of_long
 from forgetless.ranks import Ranks
 
 # Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
-_EXACT = {"cpu": 1 << 20, "cuda": 1 << 26}
+_EXACT = {"cpu": 1 << 20, "cuda": 1 << 25}
 # Inner products of rows that are as good as orthonormal.
 _SETTLED = {torch.float32: 1e-6, torch.float64: 1e-14}
 # Inner products that one round takes below that: each squares them.
@@ -60,7 +62,7 @@ def orthonormalize_in_place(
             vectors = vectors[kept]
         new = new @ factor
         inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
-        for part in _cut(vectors):
+        for (part,) in _cut(vectors):
             part.copy_(inverse @ float64(part).to(inverse))
         if exact and error <= _NEARLY[vectors.dtype]:
             break
@@ -69,7 +71,7 @@ def orthonormalize_in_place(
 
 def _subtract(vectors: Tensor, inside: Tensor, against: Tensor, *, exact: bool) -> None:
     """`vectors` ← `vectors` − A Q, in place."""
-    for part, rows in zip(_cut(vectors), _cut(against, like=vectors), strict=True):
+    for part, rows in _cut(vectors, against):
         if exact:
             part.sub_((inside @ float64(rows).to(inside)).to(part))
         else:
@@ -107,7 +109,7 @@ def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
 def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None = None) -> Tensor:
     """A Bᵀ, computed in float64 or, if that is exact enough, in the precision of A."""
     out = float64(a.new_zeros(len(a), len(b)))
-    for left, right in zip(_cut(a), _cut(b, like=a), strict=True):
+    for left, right in _cut(a, b):
         if exact:
             out += product_of_long(float64(left).to(out), float64(right).to(out))
         else:
@@ -115,9 +117,9 @@ def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None =
     return out if ranks is None or out.numel() == 0 else ranks.sum(out)
 
 
-def _cut(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The rows a few columns at a time; of `like`, the same columns."""
-    like = rows if like is None else like
-    numbers = _EXACT.get(like.device.type, _EXACT["cpu"])
-    parts: tuple[Tensor, ...] = rows.split(max(1, numbers // max(1, len(like))), dim=1)
-    return parts
+def _cut(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few columns of each, at a time."""
+    most = max(len(rows) for rows in several)
+    numbers = _EXACT.get(several[0].device.type, _EXACT["cpu"])
+    width = max(1, numbers // max(1, most))
+    return zip(*(rows.split(width, dim=1) for rows in several), strict=True)

@@ -166,7 +166,9 @@ def _chebyshev(gram: Tensor, block: Tensor, image: Tensor, half: float, degree: 
     """T_degree(K / half − 1) applied to a block of vectors, whose image K · block is known."""
     before, now = block, image / half - block
     for _ in range(degree - 1):
-        before, now = now, 2 * ((gram @ now) / half - now) - before
+        # 2 (K / half − 1) · now − before
+        after = torch.addmm(before, gram, now, beta=-1, alpha=2 / half).sub_(now, alpha=2)
+        before, now = now, after
     return now
 
 
