@@ -1,4 +1,4 @@
-"""A perceptron's gradient by hand against autograd: rules anywhere, kernels on a GPU."""
+"""A perceptron's gradient by hand against autograd: products anywhere, kernels on a GPU."""
 
 from types import SimpleNamespace
 
@@ -13,9 +13,6 @@ from forgetless.perceptron import chain, perceptron_of
 
 EPS = 1e-3  # of the norms here, not PyTorch's own
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
-KERNELS = SimpleNamespace(MOST_OUTPUTS=0)  # any network has too many for them
 
 
 def deep():
@@ -93,9 +90,7 @@ def by_autograd(net, samples):
 
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_chain_of_rules_is_autograds(name, heads, monkeypatch):
-    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
+def test_the_chain_of_rules_is_autograds(name, heads):
     net = network(MODELS[name], "cpu", torch.float64, heads=heads and name != "linear")
     assert net.perceptron is not None
     samples = batch(9, "cpu", torch.float64, heads=heads)
@@ -113,27 +108,23 @@ def test_many_samples_go_through_products():
     assert run._faster(2, 32) is chain.products
     wide = chain.Perceptron([chain.Layer(0, 10 * 257, 10, 257)], 11 * 257, kernels)
     assert wide._faster(1, 1) is chain.products
+    assert chain.Perceptron(wide.layers, wide.size)._faster(1, 1) is chain.products
 
 
-def test_a_norm_in_training_mode_is_left_to_autograd(monkeypatch):
-    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: None)
+def test_a_norm_in_training_mode_is_left_to_autograd():
     net = network(MODELS["normed"], "cpu", torch.float64)
     samples = batch(9, "cpu", torch.float64)
     net.module.train()
-    expected = net.gradient(samples), net.logits(net.theta, samples.inputs)
-    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
-    net.perceptron = net.perceptron_in(net.module)
-    assert net.perceptron is not None
-    assert torch.equal(net.gradient(samples), expected[0])
-    assert torch.equal(net.logits(net.theta, samples.inputs), expected[1])
+    found = net.gradient(samples), net.logits(net.theta, samples.inputs)
+    by_hand, net.perceptron = net.perceptron, None
+    assert by_hand is not None
+    assert torch.equal(net.gradient(samples), found[0])
+    assert torch.equal(net.logits(net.theta, samples.inputs), found[1])
     net.module.eval()
-    assert not torch.allclose(net.gradient(samples), expected[0])
+    assert not torch.allclose(net.gradient(samples), found[0])
 
 
-def test_gradients_of_several_sets_use_their_seeds_statistics(monkeypatch):
-    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
+def test_gradients_of_several_sets_use_their_seeds_statistics():
     net = network(MODELS["normed"], "cpu", torch.float64)
     several = [batch(4, "cpu", torch.float64, seed=seed) for seed in (1, 2)]
     found = net.gradients(several)
@@ -178,17 +169,13 @@ def hooked():
         hooked,
     ],
 )
-def test_what_is_no_perceptron(make, monkeypatch):
-    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
+def test_what_is_no_perceptron(make):
     module = make()
     shapes = {n: p.shape for n, p in module.named_parameters()}
     assert perceptron_of(module, shapes, dict(module.named_buffers()), torch.zeros(1, 9)) is None
 
 
-def test_a_frozen_layer_makes_no_perceptron(monkeypatch):
-    monkeypatch.setattr(chain, "_can_run", lambda theta: True)
-    monkeypatch.setattr(chain, "_kernels", lambda: KERNELS)
+def test_a_frozen_layer_makes_no_perceptron():
     module = deep()
     shapes = {n: p.shape for n, p in module.named_parameters()}
     assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is not None

@@ -181,10 +181,11 @@ class Network:
         """The gradients of K sets of samples' mean cross-entropy, (S, K, p).
 
         If they are of one size all at once, as if each set had a network of its own; on a CPU only
-        where the weights of all these networks stay in its cache.
+        where that has no weights of its own, or all of these stay in the cache.
         """
         alike = len({samples.inputs.shape for samples in several}) == 1
         fits = self.theta.is_cuda or len(several) * self.theta.nbytes <= _CACHED
+        fits = fits or self._by_hand() is not None
         if alike and fits and self.runs_several:
             try:
                 return self._gradients_at_once(several)

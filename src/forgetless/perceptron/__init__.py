@@ -1,4 +1,4 @@
-"""Perceptrons on a GPU: gradients by hand, in few kernels."""
+"""Perceptrons: gradients by hand, in few calls."""
 
 from forgetless.perceptron.chain import Layer, Perceptron, is_chain, perceptron_of
 
