@@ -6,6 +6,7 @@ import torch
 from forgetless.linalg import top_eigenpairs
 from forgetless.tangent import spectrum, tangent_features
 from forgetless.tangent.features import _precise_enough, _straightened
+from forgetless.tangent.filtered import filtered, orthonormal_columns
 from forgetless.tangent.spectrum import leading_eigenpairs
 
 from .reference import random
@@ -107,7 +108,7 @@ def test_filtering_finds_them_or_says_that_it_cannot(name):
     """What a GPU does in place of a Krylov space, here on a CPU."""
     eigenvalues, _ = SPECTRA[name]
     gram = with_spectrum(eigenvalues)
-    found = spectrum._filtered(gram, 30, 1e-7)
+    found = filtered(gram, 30, 1e-7)
     assert (found is None) == (name == "slow decay")
     if found is not None:
         values, vectors = found
@@ -122,7 +123,7 @@ def test_columns_become_orthonormal_by_products_alone(smallest, monkeypatch):
     left, right = (torch.linalg.qr(random(n, 20))[0] for n in (N, 20))
     block = (left * torch.logspace(0, torch.tensor(smallest).log10(), 20).double()) @ right.T
     monkeypatch.setattr(torch.linalg, "qr", None)
-    basis = spectrum._orthonormal_columns(block)
+    basis = orthonormal_columns(block)
     torch.testing.assert_close(basis.T @ basis, torch.eye(20).double(), rtol=0, atol=1e-13)
     torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-13)
 
@@ -131,6 +132,21 @@ def test_columns_that_depend_on_others_become_orthonormal_too():
     block = random(N, 20)
     block[:, 5] = block[:, 3]
     block[:, 7] = 0
-    basis = spectrum._orthonormal_columns(block)
+    basis = orthonormal_columns(block)
     torch.testing.assert_close(basis.T @ basis, torch.eye(20).double(), rtol=0, atol=1e-13)
     torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-12)
+
+
+def test_several_matrices_go_through_the_filter_together():
+    names = ("decay", "low rank", "all the same")
+    grams = torch.stack([with_spectrum(SPECTRA[name][0]) for name in names])
+    values, vectors = filtered(grams, 30, 1e-7)
+    assert values.shape == (3, 30)
+    assert vectors.shape == (3, N, 30)
+    for name, gram, some, of_them in zip(names, grams, values, vectors, strict=True):
+        expected = SPECTRA[name][0].sort(descending=True)[0][:30]
+        torch.testing.assert_close(some, expected, rtol=1e-11, atol=0)
+        torch.testing.assert_close(gram @ of_them, of_them * some, rtol=0, atol=1e-6)
+    with_one_that_cannot = torch.stack([grams[0], with_spectrum(SPECTRA["slow decay"][0])])
+    assert filtered(with_one_that_cannot, 30, 1e-7) is None
+    assert filtered(grams * torch.tensor([1, torch.nan, 1]).view(3, 1, 1), 30, 1e-7) is None

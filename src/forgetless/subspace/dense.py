@@ -1,13 +1,12 @@
 """Remembered directions as orthonormal rows, one stack per seed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from forgetless.apart import Found, Item, for_each
 from forgetless.linalg import float64, orthonormalize
 from forgetless.ranks import Ranks
 from forgetless.subspace.base import Record
@@ -15,7 +14,12 @@ from forgetless.subspace.inplace import orthonormalize_in_place
 from forgetless.subspace.rows import aligned, laid_out
 from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
-from forgetless.tangent import TangentFeatures, merged, principal_weights
+from forgetless.tangent import (
+    TangentFeatures,
+    merged,
+    principal_weights,
+    top_weights_of_each,
+)
 
 # Numbers that are made float64 at once.
 _EXACT = 1 << 22
@@ -112,27 +116,16 @@ class DenseSubspace:
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
         """With the samples' top directions, one operator a seed."""
-
-        def top(one: TangentFeatures) -> tuple[Tensor, float]:
-            phi, ranks = merged(one), self.storage.ranks
-            if ranks is None:
-                values, weights, total = phi.top_weights(components, centred=centred)
-            else:
-                # Every rank finds the same eigenvectors, for it has the same Gram matrix.
-                values, weights, total = principal_weights(
-                    ranks.sum(phi.gram()), components, centred=centred, dtype=phi.like.dtype
-                )
-                values, weights = ranks.agreed(values), ranks.agreed(weights)
-            return phi.combine((values.unsqueeze(1) * weights).to(phi.like)), total
-
-        found = self._of_each(top, features)
-        return self._extended([vectors for vectors, _ in found], [total for _, total in found])
-
-    def _of_each(self, function: Callable[[Item], Found], seeds: Sequence[Item]) -> list[Found]:
-        """What is found for each seed; ranks talk about one after the other."""
-        if self.storage.ranks is not None:
-            return [function(seed) for seed in seeds]
-        return for_each(function, seeds, self.moments.device)
+        phis, ranks = [merged(one) for one in features], self.storage.ranks
+        if ranks is None:
+            found = top_weights_of_each(phis, components, centred=centred)
+        else:
+            found = [_agreed_weights(phi, components, centred, ranks) for phi in phis]
+        vectors = [
+            phi.combine((values.unsqueeze(1) * weights).to(phi.like))
+            for phi, (values, weights, _) in zip(phis, found, strict=True)
+        ]
+        return self._extended(vectors, [total for *_, total in found])
 
     def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:
         """With the span of more vectors (d, p) for each seed, of features of that total variance.
@@ -141,8 +134,8 @@ class DenseSubspace:
         """
         ranks = self.storage.ranks
         shares = [_squared(v, ranks) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        pairs = list(zip(vectors, self.rows, strict=True))
-        found = self._of_each(lambda pair: _taken_apart(*pair, ranks), pairs)
+        pairs = zip(vectors, self.rows, strict=True)
+        found = [_taken_apart(*pair, ranks) for pair in pairs]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
@@ -212,6 +205,15 @@ class DenseSubspace:
         moments = torch.stack([tensors["moments"] for tensors in of_seeds])
         record = Record.restore(of_seeds)
         return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
+
+
+def _agreed_weights(
+    phi: TangentFeatures, components: int | float, centred: bool, ranks: Ranks
+) -> tuple[Tensor, Tensor, float]:
+    """The top directions' weights, the same on every rank: all have the same Gram matrix."""
+    gram, dtype = ranks.sum(phi.gram()), phi.like.dtype
+    values, weights, total = principal_weights(gram, components, centred=centred, dtype=dtype)
+    return ranks.agreed(values), ranks.agreed(weights), total
 
 
 def _taken_apart(vectors: Tensor, old: Tensor, ranks: Ranks | None) -> tuple[Tensor, Tensor]:

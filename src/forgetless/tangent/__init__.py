@@ -13,6 +13,7 @@ from forgetless.tangent.held import (
 from forgetless.tangent.share import Share, shared_features
 from forgetless.tangent.spectrum import principal_weights
 from forgetless.tangent.stored import from_tensors, to_tensors
+from forgetless.tangent.together import top_weights_of_each
 
 __all__ = [
     "Batch",
@@ -31,4 +32,5 @@ __all__ = [
     "shared_features",
     "tangent_features",
     "to_tensors",
+    "top_weights_of_each",
 ]

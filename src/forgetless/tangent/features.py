@@ -161,8 +161,12 @@ class TangentFeatures:
         Returns:
             singular values (k,) and W (k, n) in float64, and Σ_i ‖φ_i‖², of centred features if so.
         """
-        gram = self._products(self, _precise_enough(self.like))
+        gram = self.precise_enough_gram()
         return principal_weights(gram, components, centred=centred, dtype=self.like.dtype)
+
+    def precise_enough_gram(self) -> Tensor:
+        """φ φᵀ, (n, n), in the precision that its top directions need."""
+        return self._products(self, _precise_enough(self.like))
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, part by part, every parameter a block."""

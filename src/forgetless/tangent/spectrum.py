@@ -1,17 +1,17 @@
 """The largest eigenvalues of a Gram matrix, by a block Krylov method where that is faster."""
 
-from math import inf, log, log10
+from collections.abc import Sequence
+from math import inf, log
 
 import torch
 from torch import Tensor
 
 from forgetless.errors import require
 from forgetless.linalg import float64, top_eigenpairs
+from forgetless.tangent.filtered import filtered
 
 _BLOCK = 24  # vectors that are multiplied at once; products with multiples of 24 are fast
 _SMALL = 1000  # samples below which LAPACK is fast enough
-_ROUNDS = 12  # of filtering, before LAPACK is asked
-_RANGE = 24.0  # decimal powers by which a filter may tell eigenvectors apart
 
 
 def principal_weights(
@@ -29,27 +29,42 @@ def principal_weights(
         singular values (k,) and W = Σ⁻¹ Uᵀ (k, n) in float64, and Σ_i ‖φ_i‖², of centred features
         if so.
     """
+    return principal_weights_of_each([gram], components, centred=centred, dtype=dtype)[0]
+
+
+def principal_weights_of_each(
+    grams: Sequence[Tensor], components: int | float, *, centred: bool, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor, float]]:
+    """`principal_weights` of several Gram matrices, on a GPU at once."""
     by_share = isinstance(components, float)
     fits = 0 < components < 1 if by_share else components >= 1
     accepted = "a count of at least 1 or a share in (0, 1)"
     require(fits and not isinstance(components, bool), "components", components, accepted)
     # What centring leaves of samples that are all the same is rounding.
-    rounding = 10 * torch.finfo(gram.dtype).eps * len(gram) * float(gram.diagonal().max())
+    largest = [float(gram.diagonal().max()) for gram in grams]
     if centred:
-        exact = float64(gram)
-        gram = (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
-    total = float(float64(gram.diagonal()).sum())
+        grams = [_centred(gram) for gram in grams]
     count = None if by_share else int(components)
-    values, vectors = leading_eigenpairs(gram, count, dtype=dtype)
-    kept = int((values > rounding).sum())
-    if by_share:
-        explained = values.cumsum(0) / total
-        kept = min(kept, int((explained < components).sum()) + 1)
-    values, vectors = values[:kept], vectors[:, :kept]
-    weights = (vectors / values.sqrt()).T
-    if centred:
-        weights = weights - weights.mean(1, keepdim=True)
-    return values.sqrt(), weights, total
+    found = []
+    pairs = leading_eigenpairs_of_each(grams, count, dtype=dtype)
+    for gram, most, (values, vectors) in zip(grams, largest, pairs, strict=True):
+        total = float(float64(gram.diagonal()).sum())
+        rounding = 10 * torch.finfo(gram.dtype).eps * len(gram) * most
+        kept = int((values > rounding).sum())
+        if by_share:
+            explained = values.cumsum(0) / total
+            kept = min(kept, int((explained < components).sum()) + 1)
+        weights = (vectors[:, :kept] / values[:kept].sqrt()).T
+        if centred:
+            weights = weights - weights.mean(1, keepdim=True)
+        found.append((values[:kept].sqrt(), weights, total))
+    return found
+
+
+def _centred(gram: Tensor) -> Tensor:
+    """The Gram matrix of features less their mean."""
+    exact = float64(gram)
+    return (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
 
 
 def leading_eigenpairs(
@@ -78,9 +93,27 @@ def leading_eigenpairs(
     n = len(gram)
     if count is None or n < _SMALL or 10 * count > n:
         return top_eigenpairs(gram, count, dtype=dtype)
-    tolerance = max(1e-10, torch.finfo(dtype).eps)
-    found = _filtered(gram, count, tolerance) if gram.is_cuda else _krylov(gram, count, tolerance)
+    solve = filtered if gram.is_cuda else _krylov
+    found = solve(gram, count, _tolerance(dtype))
     return top_eigenpairs(gram, count, dtype=dtype) if found is None else found
+
+
+def leading_eigenpairs_of_each(
+    grams: Sequence[Tensor], count: int | None, *, dtype: torch.dtype = torch.float32
+) -> list[tuple[Tensor, Tensor]]:
+    """`leading_eigenpairs` of several matrices, on a GPU at once."""
+    n = len(grams[0])
+    alike = grams[0].is_cuda and all(len(gram) == n for gram in grams)
+    if len(grams) > 1 and alike and count is not None and n >= max(_SMALL, 10 * count):
+        found = filtered(torch.stack(list(grams)), count, _tolerance(dtype))
+        if found is not None:
+            return list(zip(*found, strict=True))
+    return [leading_eigenpairs(gram, count, dtype=dtype) for gram in grams]
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Of a residual, relative to √(λ λ₁), for features of that precision."""
+    return max(1e-10, torch.finfo(dtype).eps)
 
 
 def _krylov(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
@@ -113,63 +146,6 @@ def _krylov(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor]
             return (values, vectors) if complete else None
         check, last = _next_check(stop, excess, last), (stop, excess)
     return None
-
-
-def _filtered(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
-    """Subspace iteration with half as many vectors again, a Chebyshev polynomial of K at a time.
-
-    On [0, λ_b], λ_b the smallest Ritz value, the polynomial is at most one; above, it grows fast.
-    """
-    exact = float64(gram)
-    width = count + max(_BLOCK, count // 2)
-    generator = torch.Generator(exact.device).manual_seed(len(gram))
-    shape = len(gram), width
-    block = torch.randn(shape, generator=generator, dtype=exact.dtype, device=exact.device)
-    block = exact @ (exact @ block)
-    for _ in range(_ROUNDS):
-        basis = _orthonormal_columns(block / block.norm(dim=0))
-        image = exact @ basis
-        values, turn = torch.linalg.eigh(basis.T @ image)
-        values, turn = values.flip(0), turn.flip(1)
-        basis, image = basis @ turn, image @ turn
-        residuals = (image - basis * values).norm(dim=0)[:count]
-        largest, smallest = float(values[0]), float(values[-1])
-        if bool((residuals <= tolerance * (largest * values[:count]).sqrt()).all()):
-            return values[:count], basis[:, :count].contiguous()
-        if not smallest > 0:
-            return None
-        degree = max(2, min(10, int(_RANGE / log10(4 * largest / smallest))))
-        block = _chebyshev(exact, basis, image, smallest / 2, degree)
-    return None
-
-
-def _orthonormal_columns(block: Tensor) -> Tensor:
-    """An orthonormal basis of the columns (n, k), by products alone: a GPU's QR takes longer.
-
-    Cholesky QR three times, the first time shifted so that a matrix as good as singular can be
-    factored (Fukaya et al. 2020). Where that fails, Householder's.
-    """
-    n, k = block.shape
-    basis, failures = block, []
-    for round_ in range(3):
-        gram = basis.T @ basis
-        if round_ == 0:
-            shift = 11 * (n * k + k * (k + 1)) * torch.finfo(gram.dtype).eps
-            gram.diagonal().add_(shift * gram.diagonal().sum())
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        basis = torch.linalg.solve_triangular(factor, basis.T, upper=False).T
-        failures.append(failed)
-    return torch.linalg.qr(block)[0] if bool(torch.stack(failures).any()) else basis
-
-
-def _chebyshev(gram: Tensor, block: Tensor, image: Tensor, half: float, degree: int) -> Tensor:
-    """T_degree(K / half − 1) applied to a block of vectors, whose image K · block is known."""
-    before, now = block, image / half - block
-    for _ in range(degree - 1):
-        # 2 (K / half − 1) · now − before
-        after = torch.addmm(before, gram, now, beta=-1, alpha=2 / half).sub_(now, alpha=2)
-        before, now = now, after
-    return now
 
 
 def _next_check(size: int, excess: float, last: tuple[int, float] | None) -> float:
