@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from forgetless.linalg import float64
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.factors import merged
 from forgetless.tangent.fallback import VMAP_ERRORS, gradients_of, rows_by_loop, rows_by_vmap
@@ -50,6 +51,7 @@ class _Truth:
 
     weights: Tensor  # (n, K)
     gradients: Mapping[str, Tensor | None]
+    lengths: Mapping[str, float]  # of the gradients
     # Some gradients are zero but for rounding (of the keys' bias in attention): the rounding of
     # everything else is their measure.
     rounding: float
@@ -57,14 +59,32 @@ class _Truth:
 
     def confirms(self, name: str, blocks: list[Block]) -> bool:
         """Whether the blocks (one a scalar) of a parameter give that sum, up to rounding."""
+        return name in self.confirmed({name: blocks})
+
+    def confirmed(self, several: Mapping[str, list[Block]]) -> list[str]:
+        """The parameters whose blocks it confirms; a GPU is asked once for all."""
+        errors = _numbers([self._error(name, blocks) for name, blocks in several.items()])
+        share = min(0.1, 20 * self.eps**0.5)
+        return [
+            name
+            for name, error in zip(several, errors, strict=True)
+            if error <= share * self.lengths[name] + self.rounding
+        ]
+
+    def _error(self, name: str, blocks: list[Block]) -> Tensor:
         found = self.weights.new_zeros(1, blocks[0].size)
         for block, weights in zip(blocks, self.weights.T, strict=True):
             block.add_combined(weights.unsqueeze(0), found)
-        found = found[0]
-        gradient = self.gradients[name]
-        expected = torch.zeros_like(found) if gradient is None else gradient.flatten()
-        allowed = min(0.1, 20 * self.eps**0.5) * float(expected.norm()) + self.rounding
-        return bool((found - expected).norm() <= allowed)
+        if (gradient := self.gradients[name]) is not None:
+            found = found - gradient.reshape(1, -1)
+        error: Tensor = found.norm()
+        return error
+
+
+def _numbers(scalars: list[Tensor]) -> list[float]:
+    """Scalars of one device as numbers, brought over together."""
+    found: list[float] = torch.stack([float64(s) for s in scalars]).tolist() if scalars else []
+    return found
 
 
 def capture(problem: Problem, given_up: frozenset[str] = frozenset()) -> Captured:
@@ -139,9 +159,11 @@ def _truth(scalars: Tensor, leaves: Mapping[str, Tensor], calls: list[_Call]) ->
     weights *= torch.randint(0, 2, scalars.shape, generator=generator) * 2 - 1
     weights = weights.to(scalars)
     gradients = gradients_of((weights * scalars).sum(), leaves)
-    norms = [float(g.norm()) for g in gradients.values() if g is not None]
+    there = {name: g for name, g in gradients.items() if g is not None}
+    lengths = dict.fromkeys(gradients, 0.0)
+    lengths |= zip(there, _numbers([g.norm() for g in there.values()]), strict=True)
     eps = max(torch.finfo(t.dtype).eps for t in (weights, *(call.output for call in calls)))
-    return _Truth(weights, gradients, 30 * eps * hypot(*norms), eps)
+    return _Truth(weights, gradients, lengths, 30 * eps * hypot(*lengths.values()), eps)
 
 
 def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]:
@@ -173,12 +195,16 @@ def _by_rules(
             rules[name] = "unused"
     for axis in _AXES:
         built = [_build(problem, calls, of, axis, set(rules)) for of in deltas]
-        for name, label in _labels(calls).items():
-            blocks_of = [blocks[name] for blocks in built if name in blocks]
-            if len(blocks_of) == len(built) and truth.confirms(name, blocks_of):
-                for blocks, block in zip(found, blocks_of, strict=True):
-                    blocks[name] = block
-                rules[name] = label
+        labels = _labels(calls)
+        candidates = {
+            name: [blocks[name] for blocks in built]
+            for name in labels
+            if all(name in blocks for blocks in built)
+        }
+        for name in truth.confirmed(candidates):
+            for blocks, block in zip(found, candidates[name], strict=True):
+                blocks[name] = block
+            rules[name] = labels[name]
     return found, rules
 
 
