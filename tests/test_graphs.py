@@ -1,11 +1,14 @@
 """Recorded steps do what single steps do: their logic on any machine, the recording on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, Joint, Training, fit, scenario
 from forgetless.driver import Draws, batches_of, choose
+from forgetless.errors import TrainingError
 from forgetless.learner import Learner
 from forgetless.streams import stream
 from tests.conftest import blobs
@@ -68,6 +71,26 @@ def test_recorded_steps_are_the_same_steps(method, samples, kind, monkeypatch):
     recorded(monkeypatch, kind)
     found = fit(tasks, method, seeds=3, training=TRAINING)
     assert all(map(torch.equal, weights(found), weights(expected)))
+
+
+def test_what_is_left_of_an_epoch_is_one_recording(monkeypatch):
+    lengths = []
+
+    class Noted(OnPaper):
+        def replay(self, index):
+            lengths.append(index.shape[1] // TRAINING.batch_size)
+            return super().replay(index)
+
+    recorded(monkeypatch, Noted)
+    fit(blobs(tasks=1, n=13 * TRAINING.batch_size), SGD(), training=replace(TRAINING, epochs=2))
+    assert lengths == [8, 4, 8, 5]  # the first step is done by itself
+
+
+def test_weights_that_break_are_noticed_before_the_task_ends(monkeypatch):
+    recorded(monkeypatch, OnPaper)
+    wild = replace(TRAINING, lr=1e30, epochs=50)
+    with pytest.raises(TrainingError, match=r"at step \d+ of task 1, seed 3"):
+        fit(blobs(tasks=2, n=84), SGD(), seeds=[3], training=wild)
 
 
 def test_recorded_steps_with_batch_norm_that_is_fixed_on_the_way(monkeypatch):

@@ -37,8 +37,9 @@ ALLOWED = {
     "frozen": {"data", "network", "perceptron"},
     "driver": {"data", "methods", "network", "streams", "tangent"},
     "graphs": {"capturing", "driver", "methods"},
+    "finite": {"errors"},
     "learner": {
-        "data", "driver", "errors", "frozen", "graphs", "methods", "network", "streams",
+        "data", "driver", "finite", "frozen", "graphs", "methods", "network", "streams",
         "subspace", "tangent",
     },
     "snapshot": {"learner", "methods"},

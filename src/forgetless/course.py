@@ -207,6 +207,7 @@ class _Stage:
     def _pause(self, position: Position) -> None:
         """Between two steps: save if it is time, and end if a signal asks for it."""
         if self.course.saver.due():
+            self.learner.watch.look()  # nothing broken is saved
             self.course.saver.save(position, self.learner)
             signals.raise_pending()
 

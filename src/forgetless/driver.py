@@ -25,6 +25,13 @@ def choose(count: int, available: int, generators: Sequence[torch.Generator]) ->
     return torch.stack(draws)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on its way to the device, without waiting for what a GPU is doing."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @final
 class Draws:
     """Random choices of remembered samples for each seed, made when asked for or ahead of that.
@@ -73,7 +80,7 @@ class Draws:
         with ThreadPoolExecutor(len(self.generators)) as pool:
             drawn = torch.stack(list(pool.map(of_seed, self.generators)), dim=1)
         choices = drawn.split([count for count, _ in self._asked], dim=2)  # (steps, S, count) each
-        self._coming = torch.cat([c.flatten(1) for c in choices], dim=1).to(self.device)
+        self._coming = sent(torch.cat([c.flatten(1) for c in choices], dim=1), self.device)
 
     def blank(self, steps: int) -> Tensor:
         """Room for the choices of some steps, (steps, S · Σ count)."""

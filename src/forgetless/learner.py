@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, final
 
 import torch
@@ -10,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from forgetless.data import Scenario, Split
-from forgetless.driver import Draws, LearnedTask, MemoryGradient, batch_of, choose
-from forgetless.errors import TrainingError
+from forgetless.driver import Draws, LearnedTask, MemoryGradient, batch_of, choose, sent
+from forgetless.finite import FiniteWatch
 from forgetless.frozen import Front
 from forgetless.graphs import Recording
 from forgetless.methods import Method, Samples, State
@@ -25,6 +26,8 @@ _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
 # Training steps in a recording: enough that starting it takes no time beside running it.
 _RECORDED_STEPS = 8
+# Recordings whose results nobody has looked at, for which a GPU would have to wait.
+_UNSEEN = 256
 
 
 @final
@@ -84,6 +87,7 @@ class Learner:
         self.remembers = False  # anything at all
         self.storage = storage
         self.place: Place | None = None
+        self.watch = FiniteWatch(self.seeds, lr)
         self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]
@@ -117,13 +121,13 @@ class Learner:
         """
         place = self.place = self.place or Place(self.steps)
         first_step = place.first_step
+        self.watch.begin(task, first_step)
         recordings: dict[tuple[int, int, bool], Recording] = {}
         while place.epochs < epochs:
             order = place.order
             if order is None:
-                order = choose(len(split), len(split), self._batches).to(self.network.theta.device)
-                place.order = order
-            seen, finite = [], []
+                chosen = choose(len(split), len(split), self._batches)
+                order = place.order = sent(chosen, self.network.theta.device)
             batches = list(self._epoch(order))
             in_epoch = len(batches)
             del batches[: place.batches]
@@ -136,19 +140,19 @@ class Learner:
                 if done is None:
                     steps, done = 1, self._step(seen_split, batches[0], task)
                 del batches[:steps]
-                seen.append(self.steps)
-                finite.append(done)
+                self.watch.note(self.steps, done)
                 if self._records and self.steps == first_step + 1:
                     self.draws.ahead(len(batches))
                 place.batches += steps
                 if batches and pause():
-                    self._check_finite(torch.stack(finite), seen, task, first_step)
+                    self.watch.look()
                     yield place.epochs
-            if self._records and place.epochs + 1 < epochs:
-                self.draws.ahead(in_epoch)  # while the GPU is at work
-            # Looking at every step's result at once keeps a GPU from waiting for each.
-            self._check_finite(torch.stack(finite), seen, task, first_step)
             place.epochs, place.batches, place.order = place.epochs + 1, 0, None
+            ended = place.epochs == epochs
+            if self._records and not ended:
+                self.draws.ahead(in_epoch)  # while the GPU is at work
+            if ended or not self._records or len(self.watch) >= _UNSEEN:
+                self.watch.look()
             yield place.epochs
 
     def _epoch(self, order: Tensor) -> tuple[Tensor, ...]:
@@ -194,9 +198,11 @@ class Learner:
         # A first step by itself lets libraries get ready, and shows what the method draws.
         if not self._records or self.steps == first_step or (size, mode) not in self._rehearsed:
             return 0
-        alike = len(batches) >= _RECORDED_STEPS and batches[_RECORDED_STEPS - 1].shape[1] == size
-        lasting = self._is_training(self.steps + _RECORDED_STEPS - 1) == mode
-        return _RECORDED_STEPS if alike and lasting else 1
+
+        def is_alike(i: int) -> bool:
+            return batches[i].shape[1] == size and self._is_training(self.steps + i) == mode
+
+        return len(list(takewhile(is_alike, range(min(len(batches), _RECORDED_STEPS)))))
 
     def _replay(
         self,
@@ -228,18 +234,6 @@ class Learner:
         finite = recordings[key].replay(torch.cat(list(batches), dim=1))
         self.steps += len(batches)
         return finite
-
-    def _check_finite(
-        self, finite: Tensor, seen: Sequence[int], task: int, first_step: int
-    ) -> None:
-        broken = (~finite).nonzero()
-        if len(broken):
-            row, seed = broken[0].tolist()
-            raise TrainingError(
-                f"the gradient is NaN or infinite at step {seen[row] - first_step} of task "
-                f"{task + 1}, seed {self.seeds[seed]}; a smaller learning rate than {self.lr:g} "
-                "may help"
-            )
 
     def consolidate(self, split: Split, task: int) -> None:
         """Let the method remember the task that was learned."""
