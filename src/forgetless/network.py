@@ -148,19 +148,23 @@ class Network:
         if by_hand is not None:
             belongings = samples.labels, samples.tasks, self.active
             return by_hand.gradient(self.theta, samples.inputs, *belongings)
-        if self.by_seed and rows == self.seeds:
-            works = [partial(self._gradient_of, s, samples, remember) for s in range(rows)]
-            return torch.stack(side_by_side(works, self.theta.device))
-        theta = self.theta.detach()
-        if rows > self.seeds:
-            theta = theta.repeat_interleave(rows // self.seeds, 0)
-        theta.requires_grad_()
         try:
-            logits = self.logits(theta, samples.inputs, remember=remember)
+            if self.by_seed and rows == self.seeds:
+                works = [partial(self._gradient_of, s, samples, remember) for s in range(rows)]
+                return torch.stack(side_by_side(works, self.theta.device))
+            return self._gradient_at_once(samples, remember)
         except ValueError as error:  # batch norm refuses a single sample
             raise ConfigError(
                 f"the model cannot train on {len(samples)} at a time: {error}"
             ) from error
+
+    def _gradient_at_once(self, samples: Samples, remember: bool) -> Tensor:
+        """All seeds' gradients by one backward pass."""
+        theta = self.theta.detach()
+        if len(samples.labels) > self.seeds:
+            theta = theta.repeat_interleave(len(samples.labels) // self.seeds, 0)
+        theta.requires_grad_()
+        logits = self.logits(theta, samples.inputs, remember=remember)
         losses = self._losses(logits, samples.labels, samples.tasks)
         # Seeds do not interact, so the gradient of the sum of their means holds each seed's own.
         share = torch.full_like(losses, 1 / losses.shape[1])
