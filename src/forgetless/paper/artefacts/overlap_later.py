@@ -89,10 +89,11 @@ def points(data: Data, benchmark: str = DROP) -> list[tuple[str, float, float]]:
     return found
 
 
-def rank_correlation(data: Data, benchmark: str = DROP) -> float:
-    """Spearman's, of overlap and drop over the points of the drop figure."""
+def rank_correlation(data: Data, benchmark: str = DROP) -> tuple[float, float]:
+    """Spearman's, of overlap and drop over the points of the drop figure, and its p-value."""
     _, overlap, drop = zip(*points(data, benchmark), strict=True)
-    return float(spearmanr(overlap, drop).statistic)
+    found = spearmanr(overlap, drop)
+    return float(found.statistic), float(found.pvalue)
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
