@@ -25,7 +25,7 @@ def _memories(of: Data) -> list[int]:
 def _drop(later: Data) -> Finding:
     value, p = overlap_later.rank_correlation(later)
     count = len(overlap_later.points(later))
-    why = f"Rotated MNIST; p = {p:.2g} that they have nothing to do with each other"
+    why = f"Rotated MNIST; chance alone would give as much with p = {p:.2g}"
     return either(value >= 0.8), f"{value:.2f} over {count} points", why
 
 
