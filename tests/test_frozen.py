@@ -52,6 +52,19 @@ def test_cut_or_whole_is_the_same(method, together, monkeypatch):
     assert (found.accuracy[..., 0] == expected.accuracy[..., 0]).all()
 
 
+def test_an_activation_that_is_used_twice_stays_in_both_parts(monkeypatch):
+    def shared() -> nn.Module:
+        act = nn.Tanh()
+        return nn.Sequential(nn.Linear(6, 8), act, nn.Linear(8, 5), act, nn.Linear(5, 3))
+
+    settings = training(eval_mode_after=1)
+    found = fit(blobs(tasks=2, n=41), SGD(), shared, seeds=2, training=settings)
+    monkeypatch.setattr(room, "frozen_start", lambda network: None)
+    expected = fit(blobs(tasks=2, n=41), SGD(), shared, seeds=2, training=settings)
+    for one, other in zip(weights(found), weights(expected), strict=True):
+        assert torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

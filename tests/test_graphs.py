@@ -12,6 +12,7 @@ from forgetless.errors import TrainingError
 from forgetless.learner import Learner
 from forgetless.streams import stream
 from tests.conftest import blobs
+from tests.faults.problems import Plug, assert_same, small_run, stopped_run
 
 TRAINING = Training(lr=0.05, epochs=3, batch_size=8, seeds_together=3)
 METHODS = [SGD(), AGEM(6, 4), Joint(5), EWC(1.0), OGD(5), PCAOGD(4, 12), GEM(4)]
@@ -88,9 +89,40 @@ def test_what_is_left_of_an_epoch_is_one_recording(monkeypatch):
 
 def test_weights_that_break_are_noticed_before_the_task_ends(monkeypatch):
     recorded(monkeypatch, OnPaper)
+    monkeypatch.setattr("forgetless.learner._UNSEEN", 4)
     wild = replace(TRAINING, lr=1e30, epochs=50)
+    epochs = []
     with pytest.raises(TrainingError, match=r"at step \d+ of task 1, seed 3"):
-        fit(blobs(tasks=2, n=84), SGD(), seeds=[3], training=wild)
+        fit(
+            blobs(tasks=2, n=84), SGD(), seeds=[3], training=wild,
+            observer=lambda progress: epochs.append(progress.epoch),
+        )  # fmt: skip
+    assert max(epochs, default=0) < 5
+
+
+def test_weights_that_broke_are_not_saved(monkeypatch, tmp_path):
+    """A save that is due at the end of an epoch looks first."""
+    recorded(monkeypatch, OnPaper)
+    saved = []
+    monkeypatch.setattr("forgetless.saving.Saver.due", lambda saver: True)
+    monkeypatch.setattr(
+        "forgetless.saving.Saver.save",
+        lambda saver, position, learner: saved.append(learner.network.theta.clone()),
+    )
+    wild = replace(TRAINING, lr=1e30, epochs=50)
+    with pytest.raises(TrainingError):
+        fit(blobs(tasks=2, n=8), SGD(), seeds=[3], training=wild, out=tmp_path / "run")
+    assert all(bool(theta.isfinite().all()) for theta in saved)
+
+
+@pytest.mark.parametrize("steps", [4, 13])
+def test_a_run_begun_without_recordings_goes_on_with_them(steps, monkeypatch, tmp_path):
+    """As one that a CPU began and a GPU goes on with."""
+    expected = small_run(None, AGEM(6, 4))
+    with monkeypatch.context() as pulled:
+        stopped_run(tmp_path / "run", Plug(pulled), steps, method=AGEM(6, 4))
+    recorded(monkeypatch, OnPaper)
+    assert_same(small_run(tmp_path / "run", AGEM(6, 4)), expected)
 
 
 def test_recorded_steps_with_batch_norm_that_is_fixed_on_the_way(monkeypatch):

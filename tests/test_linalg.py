@@ -193,6 +193,14 @@ def test_short_references_count_as_much_as_long_ones(scale):
     torch.testing.assert_close(project_out_span(g, references[:1]), expected)
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e155])
+def test_lengths_whose_squares_are_out_of_range_do_no_harm(scale):
+    g, references = random(0, 5), random(1, 2, 5)
+    scales = torch.tensor([[scale], [1.0]], dtype=torch.float64)
+    for project in (project_cone, project_out_span):
+        torch.testing.assert_close(project(g, references * scales), project(g, references))
+
+
 def test_cone_with_equal_and_zero_references():
     g, reference = -random(0, 5), random(0, 5)
     references = torch.stack([reference, reference, torch.zeros(5).double()])

@@ -102,13 +102,14 @@ def test_the_chain_of_rules_is_autograds(name, heads):
 
 def test_many_samples_go_through_products():
     kernels = SimpleNamespace(MOST_OUTPUTS=256)
-    run = chain.Perceptron([chain.Layer(0, 20, 10, 2)], 22, kernels)
-    assert run._faster(1, 32) is kernels
-    assert run._faster(1, 100) is chain.products
-    assert run._faster(2, 32) is chain.products
-    wide = chain.Perceptron([chain.Layer(0, 10 * 257, 10, 257)], 11 * 257, kernels)
-    assert wide._faster(1, 1) is chain.products
-    assert chain.Perceptron(wide.layers, wide.size)._faster(1, 1) is chain.products
+    run = chain.Perceptron([chain.Layer(0, 20, 10, 2)], 22, kernels=kernels)
+    assert run._faster(5, 1, 32) is kernels
+    assert run._faster(5, 1, 100) is chain.products
+    assert run._faster(5, 2, 32) is chain.products
+    wide = chain.Perceptron([chain.Layer(0, 10 * 257, 10, 257)], 11 * 257, kernels=kernels)
+    assert wide._faster(5, 1, 1) is chain.products
+    assert chain.Perceptron(wide.layers, wide.size)._faster(5, 1, 1) is chain.products
+    assert run._faster(2**27, 1, 32) is chain.products  # places are counted in 32 bits
 
 
 def test_a_norm_in_training_mode_is_left_to_autograd():
@@ -181,6 +182,59 @@ def test_a_frozen_layer_makes_no_perceptron():
     assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is not None
     del shapes["1.weight"]
     assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is None
+
+
+def shared_activation(last):
+    act = nn.ReLU()
+    return nn.Sequential(nn.Linear(12, 7), act, nn.Linear(7, 6), *([act] if last else []))
+
+
+def test_a_module_that_is_used_twice_is_used_twice():
+    assert network(lambda: shared_activation(last=True), "cpu", torch.float64).perceptron is None
+    assert network(lambda: shared_activation(last=False), "cpu", torch.float64).perceptron
+    act, same = nn.ReLU(), nn.Linear(6, 6)
+    module = nn.Sequential(nn.Linear(12, 6), act, same, act, same)
+    shapes = {n: p.shape for n, p in module.named_parameters()}
+    assert perceptron_of(module, shapes, {}, torch.zeros(1, 9)) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "takes"),
+    [
+        (MODELS["linear"], (12,), True),
+        (MODELS["linear"], (3, 4), False),
+        (MODELS["nested"], (2, 12), False),
+        (deep, (3, 4), True),
+        (deep, (12,), True),
+        (lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(12, 6)), (3, 4), False),
+    ],
+)
+def test_inputs_of_other_shapes_are_left_to_the_module(make, shape, takes):
+    net = network(make, "cpu", torch.float64)
+    found = net._by_hand(torch.zeros(3, 5, *shape, dtype=torch.float64))
+    assert (found is not None) == takes
+
+
+def test_no_gradient_goes_to_other_tasks_outputs():
+    """Not even if the label is one of them."""
+    net = network(MODELS["deep"], "cpu", torch.float64, heads=True)
+    samples = batch(9, "cpu", torch.float64, heads=True)
+    wrong = Samples(samples.inputs, (samples.labels + 3) % 6, samples.tasks)
+    assert torch.allclose(net.gradient(wrong), by_autograd(net, wrong), atol=1e-12)
+
+
+@needs_gpu
+def test_kernels_take_labels_and_tasks_however_they_lie_in_memory():
+    net = network(MODELS["deep"], "cuda", torch.float32, heads=True)
+    samples = batch(9, "cuda", torch.float32, heads=True)
+    tasks = samples.tasks[:, :1].expand_as(samples.tasks)
+    labels = samples.labels % 3 + 3 * tasks
+    found = net.gradient(Samples(samples.inputs, labels, tasks))
+    expected = net.gradient(Samples(samples.inputs, labels, tasks.contiguous()))
+    assert torch.equal(found, expected)
+    across = samples.inputs.mT.contiguous().mT
+    found = net.gradient(Samples(across, labels, tasks))
+    assert torch.equal(found, expected)
 
 
 @needs_gpu

@@ -1,4 +1,4 @@
-"""Whether weights stay finite, noted at every step and looked at now and then."""
+"""Whether weights stay finite: noted after every few steps, looked at now and then."""
 
 from collections.abc import Sequence
 from typing import final
@@ -36,7 +36,7 @@ class FiniteWatch:
         self._noted.clear()
 
     def note(self, step: int, finite: Tensor) -> None:
-        """After a step: whether the weights are finite, (S,)."""
+        """After a step, the last of some: whether the weights are finite, (S,)."""
         self._noted.append((step, finite))
 
     def look(self) -> None:

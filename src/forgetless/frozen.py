@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 
 from forgetless.data import Split
 from forgetless.network import Network
-from forgetless.perceptron import is_chain
+from forgetless.perceptron import is_chain, links
 
 # Samples of all seeds together that go through the frozen layers at once.
 _CHUNK = {"cpu": 1024, "cuda": 1 << 15}
@@ -41,6 +41,7 @@ class FrozenStart:
         self.rest.module = nn.Sequential(OrderedDict(rest))
         self.rest.fixed = of(self.rest.module)
         self.rest.perceptron = network.perceptron_in(self.rest.module)
+        self.rest.by_seed = network.runs_by_seed(self.rest.module)
 
     def can_keep(self, split: Split) -> bool:
         """Whether there is room for the outputs of all samples."""
@@ -77,7 +78,7 @@ def frozen_start(network: Network) -> FrozenStart | None:
         return None
     start: dict[str, nn.Module] = {}
     rest: dict[str, nn.Module] = {}
-    for name, child in network.module.named_children():
+    for name, child in links(network.module):
         trained = any(f"{name}.{n}" in network.shapes for n, _ in child.named_parameters())
         (rest if rest or trained or not _is_known(child) else start)[name] = child
     if not any(True for child in start.values() for _ in child.parameters()) or not rest:

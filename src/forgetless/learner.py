@@ -24,9 +24,9 @@ from forgetless.subspace import DENSE, Storage
 # have so many numbers.
 _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
-# Training steps in a recording: enough that starting it takes no time beside running it.
+# Training steps in a recording at most: so many that starting it takes no time beside running it.
 _RECORDED_STEPS = 8
-# Recordings whose results nobody has looked at, for which a GPU would have to wait.
+# Notes on whether weights are finite that may wait, over epochs, for someone to look at them.
 _UNSEEN = 256
 
 
@@ -117,7 +117,8 @@ class Learner:
     ) -> Iterator[int]:
         """Learn a task; yields how many epochs are done, after each and whenever a pause is asked.
 
-        At a yield the learner is between two steps; `place` says between which.
+        At a yield the learner is between two steps; `place` says between which. On a GPU nobody
+        may have looked yet whether the weights are finite: `watch` does, and does so at the end.
         """
         place = self.place = self.place or Place(self.steps)
         first_step = place.first_step
@@ -141,8 +142,8 @@ class Learner:
                     steps, done = 1, self._step(seen_split, batches[0], task)
                 del batches[:steps]
                 self.watch.note(self.steps, done)
-                if self._records and self.steps == first_step + 1:
-                    self.draws.ahead(len(batches))
+                if self._records and not len(self.draws.coming):
+                    self.draws.ahead(len(batches))  # as the latest step has asked
                 place.batches += steps
                 if batches and pause():
                     self.watch.look()

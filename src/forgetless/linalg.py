@@ -83,7 +83,7 @@ def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
         g: (*, p).
         vectors: R, (*, K, p), any rank; K is small, the K×K system is solved in float64.
     """
-    rows, gram, lengths = _chunks_and_gram(vectors)
+    rows, gram, lengths, _ = _chunks_and_gram(vectors)
     gram.diagonal(dim1=-2, dim2=-1).add_(_DEPENDENT)
     factor, _ = torch.linalg.cholesky_ex(gram)
     rest = _chunks(g.unsqueeze(-2)).mT  # (*, m, c, 1)
@@ -96,20 +96,27 @@ def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
     return rest.flatten(-3)[..., : g.shape[-1]].to(g)
 
 
-def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Vectors (*, K, p) in chunks, the cosines between them and their lengths, in float64.
 
     A small vector constrains as much as a large one, so what is solved are cosines.
 
     Returns:
-        the chunks (*, m, K, c), the Gram matrix of the vectors divided by their lengths
-        (*, K, K), and these (*, K): 1 for vectors of zeros.
+        the chunks (*, m, K, c) of scaled vectors, the Gram matrix of these divided by their
+        lengths (*, K, K), their lengths (*, K), 1 for vectors of zeros, and the lengths that the
+        vectors had before they were scaled (*, K).
     """
+    scales = vectors.new_ones(vectors.shape[:-1])
+    if vectors.dtype == torch.float64:  # whose squares may be out of range; those of others fit
+        scales = vector_norm(vectors, torch.inf, dim=-1)
+        scales = torch.where(scales == 0, 1, scales)
+        vectors = vectors / scales.unsqueeze(-1)
     rows = _chunks(vectors)
     gram = (rows @ rows.mT).sum(-3)
     squares = gram.diagonal(dim1=-2, dim2=-1)
     lengths = torch.where(squares == 0, 1, squares).sqrt()
-    return rows, gram / lengths.unsqueeze(-1) / lengths.unsqueeze(-2), lengths
+    cosines = gram / lengths.unsqueeze(-1) / lengths.unsqueeze(-2)
+    return rows, cosines, lengths, lengths * scales.to(lengths)
 
 
 def _chunk(device: torch.device) -> int:
@@ -240,7 +247,7 @@ def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
         references: R, (*, K, p).
         margin: lower bound of the dual variables.
     """
-    rows, gram, lengths = _chunks_and_gram(references)
+    rows, gram, lengths, true_lengths = _chunks_and_gram(references)
     products = (rows @ _chunks(g.unsqueeze(-2)).mT).sum(-3).squeeze(-1) / lengths  # (*, K)
     k = products.shape[-1]
     duals = [
@@ -248,7 +255,7 @@ def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
         for problem in zip(
             gram.reshape(-1, k, k).cpu().numpy(),
             products.reshape(-1, k).cpu().numpy(),
-            (margin * lengths).reshape(-1, k).cpu().numpy(),
+            (margin * true_lengths).reshape(-1, k).cpu().numpy(),
             strict=True,
         )
     ]

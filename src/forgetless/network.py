@@ -72,9 +72,7 @@ class Network:
         # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
         self.batches_linear = device.type == "cuda"
         self.perceptron = self.perceptron_in(self.module)
-        # Convolutions of several networks at once are slower than those of one after another.
-        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
-        self.by_seed = device.type == "cuda" and convolves
+        self.by_seed = self.runs_by_seed(self.module)
         self.runs_several = True  # as far as is known
         self._sample_bytes: dict[tuple[str, Size], int | None] = {}  # of features, by their scalar
         self.protected_names = protected
@@ -85,15 +83,21 @@ class Network:
         """S."""
         return self.theta.shape[0]
 
+    def runs_by_seed(self, module: nn.Module) -> bool:
+        """Whether seeds run one by one: a GPU's convolutions of several networks are slower."""
+        layers = module.modules() if self.theta.is_cuda else ()
+        return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in layers)
+
     def perceptron_in(self, module: nn.Module) -> Perceptron | None:
         """The module, or None if it is not a perceptron of all that is trained."""
         return perceptron_of(module, self.shapes, self.fixed, self.theta)
 
-    def _by_hand(self) -> Perceptron | None:
-        """The perceptron, if it does what the module does in its present mode."""
-        if self.perceptron is None or (self.module.training and self.perceptron.has_norms):
+    def _by_hand(self, inputs: Tensor) -> Perceptron | None:
+        """The perceptron, if it does what the module does in its present mode with (S, n, *)."""
+        found = self.perceptron
+        if found is None or (self.module.training and found.has_norms) or not found.takes(inputs):
             return None
-        return self.perceptron
+        return found
 
     def values(self, theta: Tensor) -> dict[str, Tensor]:
         """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed.
@@ -119,7 +123,7 @@ class Network:
         With `remember`, what the module notes in its buffers on the way (batch-norm statistics) is
         kept.
         """
-        by_hand = self._by_hand()
+        by_hand = self._by_hand(inputs)
         if by_hand is not None and not theta.requires_grad:
             return by_hand.logits(theta, inputs)
         values = self.values(theta)
@@ -139,12 +143,11 @@ class Network:
         return outputs
 
     def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
-        """The gradient of the samples' mean cross-entropy at the present weights, (S, p)."""
-        return self._gradient(samples, remember=remember)
+        """The gradient of the samples' mean cross-entropy at the present weights, (S, p).
 
-    def _gradient(self, samples: Samples, *, remember: bool) -> Tensor:
-        """Of K sets of samples a seed, labels (S · K, n), (S · K, p)."""
-        by_hand, rows = self._by_hand(), len(samples.labels)
+        Of K sets of samples a seed, labels (S · K, n), it is (S · K, p).
+        """
+        by_hand, rows = self._by_hand(samples.inputs), len(samples.labels)
         if by_hand is not None:
             belongings = samples.labels, samples.tasks, self.active
             return by_hand.gradient(self.theta, samples.inputs, *belongings)
@@ -154,9 +157,8 @@ class Network:
                 return torch.stack(side_by_side(works, self.theta.device))
             return self._gradient_at_once(samples, remember)
         except ValueError as error:  # batch norm refuses a single sample
-            raise ConfigError(
-                f"the model cannot train on {len(samples)} at a time: {error}"
-            ) from error
+            what = f"the model cannot train on {len(samples)} at a time: {error}"
+            raise ConfigError(what) from error
 
     def _gradient_at_once(self, samples: Samples, remember: bool) -> Tensor:
         """All seeds' gradients by one backward pass."""
@@ -184,12 +186,12 @@ class Network:
     def gradients(self, several: Sequence[Samples]) -> Tensor:
         """The gradients of K sets of samples' mean cross-entropy, (S, K, p).
 
-        If they are of one size all at once, as if each set had a network of its own; on a CPU only
-        where that has no weights of its own, or all of these stay in the cache.
+        If they are of one size all at once, as if each set had a network of its own; where that
+        takes copies of the weights, on a CPU only if all of them stay in its cache.
         """
         alike = len({samples.inputs.shape for samples in several}) == 1
         fits = self.theta.is_cuda or len(several) * self.theta.nbytes <= _CACHED
-        fits = fits or self._by_hand() is not None
+        fits = fits or self._by_hand(several[0].inputs) is not None
         if alike and fits and self.runs_several:
             try:
                 return self._gradients_at_once(several)
@@ -206,7 +208,7 @@ class Network:
             together([s.labels for s in several]),
             together([s.tasks for s in several]),
         )
-        return self._gradient(samples, remember=False).view(self.seeds, len(several), -1)
+        return self.gradient(samples).view(self.seeds, len(several), -1)
 
     def _losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
         """Cross-entropy of each sample within its task's outputs: (*, C), (*), (*) → (*)."""
@@ -284,9 +286,8 @@ class Network:
         except (RuntimeError, ValueError, TypeError) as error:
             shape = tuple(inputs.shape[2:])
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"the model does not take inputs of shape {shape}: {reason}"
-            ) from error
+            what = f"the model does not take inputs of shape {shape}: {reason}"
+            raise ConfigError(what) from error
         finally:
             self.module.train(training)
         expected = (*inputs.shape[:2], wanted)

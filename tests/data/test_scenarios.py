@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from forgetless import ConfigError, DataError, TensorScenario, scenario
+from forgetless.data import load_source, scenarios
 from forgetless.data.scenarios import first_of_each_class
 
 
@@ -20,6 +21,19 @@ def test_rotated_tasks_show_the_same_images_turned():
     torch.testing.assert_close(first.test.inputs.rot90(2, (2, 3)), third.test.inputs)
     assert torch.equal(first.train.labels, third.train.labels)
     assert not rotated.has_heads
+
+
+@pytest.mark.parametrize("family", ["rotated", "permuted", "split"])
+def test_nobody_writes_to_the_images_that_scenarios_share(family, monkeypatch):
+    images = load_source("digits")
+    monkeypatch.setattr(scenarios, "shared_source", lambda *args, **options: images)
+    before = [tensor.clone() for tensor in (images.test_images, images.test_labels)]
+    task = scenario(f"{family}-digits", tasks=1).task(0, [0])
+    for split in (task.train, task.test):
+        split.inputs.zero_()
+        split.labels.zero_()
+    assert torch.equal(images.test_images, before[0])
+    assert torch.equal(images.test_labels, before[1])
 
 
 def test_permuted_tasks_have_an_order_for_each_seed_and_task():

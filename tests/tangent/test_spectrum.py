@@ -147,6 +147,8 @@ def test_several_matrices_go_through_the_filter_together():
         expected = SPECTRA[name][0].sort(descending=True)[0][:30]
         torch.testing.assert_close(some, expected, rtol=1e-11, atol=0)
         torch.testing.assert_close(gram @ of_them, of_them * some, rtol=0, atol=1e-6)
+    ranks = torch.stack([with_spectrum(torch.ones(r).double()) for r in (30, 90)])
+    assert filtered(ranks, 30, 1e-7) is not None  # each can alone
     with_one_that_cannot = torch.stack([grams[0], with_spectrum(SPECTRA["slow decay"][0])])
     assert filtered(with_one_that_cannot, 30, 1e-7) is None
     assert filtered(grams * torch.tensor([1, torch.nan, 1]).view(3, 1, 1), 30, 1e-7) is None

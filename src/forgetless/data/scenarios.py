@@ -61,7 +61,7 @@ class _ImageScenario(Scenario):
         self.look = look
         kept = first_of_each_class(images.train_labels, images.n_classes, options.train_per_class)
         train = images.train_images[kept], images.train_labels[kept]
-        test = images.test_images, images.test_labels
+        test = images.test_images, images.test_labels.clone()  # the images are shared
         if options.validation_per_class:
             train, test = held_out(*train, images.n_classes, options.validation_per_class)
         self.train = pad(train[0], look.padding), train[1]

@@ -1,14 +1,14 @@
 """The gradient of a perceptron by hand, in a fraction of the time that autograd takes for it.
 
 Small networks are bound by the number of calls or, on a GPU, of kernels, and not by their work. A
-chain of linear layers with ReLU between them needs one kernel a layer on the way forward, one on
-the way back, and one for the loss:
+chain of linear layers with ReLU between them needs one of ours a layer on the way forward (two if
+it has many inputs), one on the way back, and one for the loss:
 
     h₀ = x,   h_l = max(0, h_{l−1} W_lᵀ + b_l),   z = h_{L−1} W_Lᵀ + b_L,
     D_L = (softmax(z) − onehot) / n,   D_{l−1} = (D_l W_l) ∘ [h_{l−1} > 0],
     ∂W_l = D_lᵀ h_{l−1},   ∂b_l = Σ_n D_l.
 
-A batch norm in eval mode before a ReLU costs no kernel more. With a_l = h_{l−1} W_lᵀ + b_l,
+A batch norm in eval mode before a ReLU costs none of them more. With a_l = h_{l−1} W_lᵀ + b_l,
 
     u_l = (a_l − μ) / √(σ² + ε),   h_l = max(0, γ ∘ u_l + β),
     ∂β = Σ_n E_l,   ∂γ = Σ_n E_l ∘ u_l,   D_l = E_l ∘ γ / √(σ² + ε)   for E_l = ∂(γ ∘ u_l + β).
@@ -58,14 +58,29 @@ class Perceptron:
     Arguments:
         layers: first to last.
         size: p.
+        flattens: whether inputs of any shape are flattened first.
         kernels: the module with the compiled functions, if there is a GPU that runs them.
     """
 
-    def __init__(self, layers: Sequence[Layer], size: int, kernels: Any | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        size: int,
+        *,
+        flattens: bool = False,
+        kernels: Any | None = None,
+    ) -> None:
         self.layers = tuple(layers)
         self.size = size
+        self.flattens = flattens
         self.kernels = kernels
         self.has_norms = any(layer.norm for layer in layers)
+        # Numbers that kernels write for one sample; their places are counted in 32 bits.
+        self._widest = max(layer.outputs * -(-layer.inputs // 64) for layer in layers)
+
+    def takes(self, inputs: Tensor) -> bool:
+        """Whether it does with the inputs (S, n, *) what the module does."""
+        return inputs.dim() == 3 or (self.flattens and inputs.dim() > 3)
 
     def gradient(
         self, theta: Tensor, inputs: Tensor, labels: Tensor, tasks: Tensor, active: Tensor | None
@@ -78,9 +93,10 @@ class Perceptron:
             labels, tasks: (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
-        run = self._faster(len(labels) // len(theta), labels.shape[1])
+        run = self._faster(len(theta), len(labels) // len(theta), labels.shape[1])
         gradient = theta.new_empty(len(inputs), self.size)
-        hidden, normed = [inputs.flatten(2)], []
+        first = inputs.flatten(2)
+        hidden, normed = [first if first.stride(2) == 1 else first.contiguous()], []
         for layer in self.layers:
             relu = layer is not self.layers[-1]
             above, u = run.forward(hidden[-1], theta, layer, relu=relu)
@@ -93,17 +109,18 @@ class Perceptron:
             error = run.backward(error, theta, below, u, gradient, self.layers[number], lower)
         return gradient
 
-    def _faster(self, sets: int, samples: int) -> Any:
+    def _faster(self, seeds: int, sets: int, samples: int) -> Any:
         """Kernels of our own, of which there are few, or a library's products.
 
         Arguments:
+            seeds: S.
             sets: of samples that each seed has.
             samples: of each set.
         """
         if self.kernels is None or sets > 1 or samples >= _MANY:
             return products
         fits = self.layers[-1].outputs <= self.kernels.MOST_OUTPUTS
-        return self.kernels if fits else products
+        return self.kernels if fits and seeds * samples * self._widest < 2**31 else products
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """All outputs: (S, p), (S, n, *) → (S, n, C)."""
@@ -126,7 +143,9 @@ def perceptron_of(
         fixed: everything else, (S, *shape) by name; norms look at it whenever they are run.
         theta: the flat vectors, (S, p).
     """
-    linear, norms = _linear_and_norms(module)
+    chain = list(_chain(module, ""))
+    flattens = bool(chain) and _flattens(chain[0][1])
+    linear, norms = _linear_and_norms(chain[flattens:])
     names = [f"{n}{part}" for n in (*linear, *norms) for part in ("weight", "bias")]
     statistics = [f"{n}running_{part}" for n in norms for part in ("mean", "var")]
     known = set(names) == set(shapes) and fixed.keys() >= set(statistics)
@@ -148,11 +167,17 @@ def perceptron_of(
         Layer(starts[f"{n}weight"], starts[f"{n}bias"], m.in_features, m.out_features, after.get(n))
         for n, m in linear.items()
     ]
-    return Perceptron(layers, sum(sizes), _kernels() if _can_run(theta) else None)
+    kernels = _kernels() if _can_run(theta) else None
+    return Perceptron(layers, sum(sizes), flattens=flattens, kernels=kernels)
+
+
+def _flattens(module: nn.Module) -> bool:
+    """Whether it makes one vector of each sample."""
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 
 def _linear_and_norms(
-    module: nn.Module,
+    chain: Sequence[tuple[str, nn.Module]],
 ) -> tuple[dict[str, nn.Linear], dict[str, tuple[nn.BatchNorm1d, str]]]:
     """A perceptron's layers by name, norms each with the name of the layer before it.
 
@@ -160,9 +185,6 @@ def _linear_and_norms(
     """
     linear: dict[str, nn.Linear] = {}
     norms: dict[str, tuple[nn.BatchNorm1d, str]] = {}
-    chain = list(_chain(module, ""))
-    if chain and isinstance(chain[0][1], nn.Flatten) and chain[0][1].start_dim == 1:
-        del chain[0]
     latest: type[nn.Module] = nn.ReLU
     before = ""
     for name, part in chain:
@@ -185,10 +207,15 @@ def _is_affine(norm: nn.BatchNorm1d) -> bool:
 def _chain(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """What a module does, one module after the other, with their names' beginnings."""
     if is_chain(module):
-        for child, part in module.named_children():
+        for child, part in links(module):
             yield from _chain(part, f"{name}{child}.")
     else:
         yield name, nn.Identity() if _has_hooks(module) else module
+
+
+def links(chain: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """A chain's modules and their names; one that is used twice twice, unlike `named_children`."""
+    return ((name, part) for name, part in chain._modules.items() if part is not None)
 
 
 def is_chain(module: nn.Module) -> bool:

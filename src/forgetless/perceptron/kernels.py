@@ -108,7 +108,10 @@ def _loss(
     z, labels, tasks, active, error, gradient, n, classes, p, bias, label_seed, task_seed,
     masked: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """One seed's (softmax(z) − onehot) / n, and its sum over samples: the last bias's gradient."""
+    """One seed's (softmax(z) − onehot) / n, and its sum over samples: the last bias's gradient.
+
+    Outputs that are not a sample's own get none, not even if its label is among them.
+    """
     seed = tl.program_id(0)
     row, column = tl.arange(0, height), tl.arange(0, width)
     there = (row < n)[:, None] & (column < classes)[None, :]
@@ -122,7 +125,7 @@ def _loss(
     values = tl.where((row < n)[:, None], values, 0.0)
     powers = tl.exp(values - tl.max(values, 1)[:, None])
     label = tl.load(labels + seed * label_seed + row, mask=row < n, other=-1)
-    right = (column[None, :] == label[:, None]).to(tl.float32)
+    right = (own & (column[None, :] == label[:, None])).to(tl.float32)
     wrong = (powers / tl.sum(powers, 1)[:, None] - right) / n
     wrong = tl.where((row < n)[:, None], wrong, 0.0)
     tl.store(error + place, wrong, mask=there)
@@ -143,11 +146,8 @@ def _weight_tile(
         mask=(k < n)[None, :] & (row < outputs)[:, None],
         other=0.0,
     )
-    right = tl.load(
-        x + k[:, None] * x_row + column[None, :],
-        mask=(k < n)[:, None] & (column < inputs)[None, :],
-        other=0.0,
-    )
+    there = (k < n)[:, None] & (column < inputs)[None, :]
+    right = tl.load(x + k[:, None] * x_row + column[None, :], mask=there, other=0.0)
     total = tl.dot(left, right, input_precision="tf32x3")
     place = row[:, None] * inputs + column[None, :]
     tl.store(gradient + place, total, mask=(row < outputs)[:, None] & (column < inputs)[None, :])
@@ -228,8 +228,7 @@ def forward(x: Tensor, theta: Tensor, layer: Any, *, relu: bool) -> tuple[Tensor
     seeds, n, _ = x.shape
     # Many inputs are summed in parts: one after the other they would keep few processors busy.
     steps = min(triton.cdiv(layer.inputs, _INNER), _STEPS)
-    parts = triton.cdiv(layer.inputs, steps * _INNER)
-    out = x.new_empty(seeds, n, layer.outputs)
+    parts, out = triton.cdiv(layer.inputs, steps * _INNER), x.new_empty(seeds, n, layer.outputs)
     found = out if parts == 1 else x.new_empty(seeds, parts, n, layer.outputs)
     normed = None if layer.norm is None else torch.empty_like(out)
     tensors, numbers = _norm_arguments(layer.norm, normed, theta)
@@ -266,6 +265,7 @@ def loss(
 ) -> Tensor:
     """(softmax(z) − onehot) / n within each sample's outputs, (S, n, C)."""
     seeds, n, classes = z.shape
+    labels, tasks = labels.contiguous(), tasks.contiguous()
     error = torch.empty_like(z)
     _loss[(seeds,)](
         z, labels, tasks, z if active is None else active.view(torch.uint8), error, gradient,

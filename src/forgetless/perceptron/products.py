@@ -34,11 +34,12 @@ def loss(
     z: Tensor, labels: Tensor, tasks: Tensor, active: Tensor | None, gradient: Tensor, layer: Any
 ) -> Tensor:
     """(softmax(z) − onehot) / n within each sample's outputs, (S · K, n, C)."""
-    if active is not None:
-        z = z.masked_fill(~active[tasks], -torch.inf)
-    error = z.softmax(-1)
+    others = None if active is None else ~active[tasks]
+    error = (z if others is None else z.masked_fill(others, -torch.inf)).softmax(-1)
     one = error.new_ones(()).expand(*labels.shape, 1)
     error.scatter_add_(-1, labels.unsqueeze(-1), -one).div_(z.shape[1])
+    if others is not None:  # no gradient, not even for a label among them
+        error.masked_fill_(others, 0)
     torch.sum(error, 1, out=slot(gradient, layer.bias, layer.outputs))
     return error
 

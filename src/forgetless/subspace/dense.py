@@ -233,7 +233,7 @@ def _taken_apart(vectors: Tensor, old: Tensor, ranks: Ranks | None) -> tuple[Ten
 
 def _squared(vectors: Tensor, ranks: Ranks | None) -> float:
     """Σ of all squares, summed in float64."""
-    exact = float64(vectors.new_empty(0)).dtype
+    exact = None if vectors.device.type == "mps" else torch.float64
     squared = torch.linalg.vector_norm(vectors, dtype=exact) ** 2
     return float(squared if ranks is None else ranks.sum(squared))
 

@@ -40,14 +40,17 @@ def filtered(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor
         basis, image = basis @ turn, image @ turn
         residuals = (image - basis * values.unsqueeze(-2)).norm(dim=-2)[..., :count]
         allowed = tolerance * (values[..., :1] * values[..., :count]).sqrt()
-        if bool((residuals <= allowed).all()):
+        solved = (residuals <= allowed).all(-1)
+        if bool(solved.all()):
             return values[..., :count], basis[..., :count].contiguous()
-        smallest = values[..., -1]
-        spread = float(torch.where(smallest > 0, values[..., 0] / smallest, torch.inf).max())
+        largest, smallest = values[..., 0], values[..., -1]
+        spreads = torch.where(smallest > 0, largest / smallest, torch.inf)
+        spread = float(spreads.where(~solved, 1).max())
         if not spread < torch.inf:
             return None
         degree = max(2, min(10, int(_RANGE / log10(4 * spread))))
-        block = _chebyshev(exact, basis, image, smallest / 2, degree)
+        # Where all is found, a polynomial that is at most one everywhere keeps it.
+        block = _chebyshev(exact, basis, image, torch.where(solved, largest, smallest / 2), degree)
     return None
 
 

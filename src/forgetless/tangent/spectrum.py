@@ -90,8 +90,7 @@ def leading_eigenpairs(
     Returns:
         eigenvalues (k,), decreasing, and eigenvectors (n, k).
     """
-    n = len(gram)
-    if count is None or n < _SMALL or 10 * count > n:
+    if count is None or not _are_few(count, len(gram)):
         return top_eigenpairs(gram, count, dtype=dtype)
     solve = filtered if gram.is_cuda else _krylov
     found = solve(gram, count, _tolerance(dtype))
@@ -102,13 +101,18 @@ def leading_eigenpairs_of_each(
     grams: Sequence[Tensor], count: int | None, *, dtype: torch.dtype = torch.float32
 ) -> list[tuple[Tensor, Tensor]]:
     """`leading_eigenpairs` of several matrices, on a GPU at once."""
-    n = len(grams[0])
-    alike = grams[0].is_cuda and all(len(gram) == n for gram in grams)
-    if len(grams) > 1 and alike and count is not None and n >= max(_SMALL, 10 * count):
+    sizes = {len(gram) for gram in grams}
+    at_once = len(grams) > 1 and len(sizes) == 1 and grams[0].is_cuda
+    if at_once and count is not None and _are_few(count, max(sizes)):
         found = filtered(torch.stack(list(grams)), count, _tolerance(dtype))
         if found is not None:
             return list(zip(*found, strict=True))
     return [leading_eigenpairs(gram, count, dtype=dtype) for gram in grams]
+
+
+def _are_few(count: int, size: int) -> bool:
+    """Whether so many of all eigenpairs are found faster than all of them."""
+    return size >= max(_SMALL, 10 * count)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
