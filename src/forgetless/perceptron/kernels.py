@@ -265,7 +265,7 @@ def loss(
 ) -> Tensor:
     """(softmax(z) − onehot) / n within each sample's outputs, (S, n, C)."""
     seeds, n, classes = z.shape
-    labels, tasks = labels.contiguous(), tasks.contiguous()
+    labels, tasks = (t if t.stride(1) == 1 else t.contiguous() for t in (labels, tasks))
     error = torch.empty_like(z)
     _loss[(seeds,)](
         z, labels, tasks, z if active is None else active.view(torch.uint8), error, gradient,
