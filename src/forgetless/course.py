@@ -38,9 +38,13 @@ class Course:
     training: Training
     trace: Trace
     keep: Keep
-    groups: Sequence[tuple[int, ...]]
     saver: Saver
     observer: Observer | None
+
+    @property
+    def groups(self) -> Sequence[tuple[int, ...]]:
+        """The seeds that train together."""
+        return self.saver.groups
 
     def learn(self, learner: Learner, number: int, saved: Saved | None) -> None:
         """All tasks with a group of seeds, from where it was stopped if it was."""

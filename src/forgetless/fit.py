@@ -108,9 +108,9 @@ def fit(
         "keep": keep,
         "config": trace.config,
     }
-    saver = Saver(trace, method, settings, checkpoint_every, on_checkpoint)
+    saver = Saver(trace, method, settings, checkpoint_every, on_checkpoint, groups)
     make = partial(make_learner, scenario, method, model, heads=heads, training=training)
-    course = Course(scenario, training, trace, keep, groups, saver, observer)
+    course = Course(scenario, training, trace, keep, saver, observer)
     with ExitStack() as stack:
         if trace.path is not None:
             stack.enter_context(FolderLock(trace.path))

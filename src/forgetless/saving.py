@@ -4,8 +4,9 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
@@ -70,6 +71,8 @@ class Saver:
         settings: what must be the same in a run that goes on.
         every: minutes between checkpoints within a task.
         after: called when one is written.
+        groups: of the run's seeds, that train together; None for all of them. A run that goes on
+            keeps those with which it was begun, on whatever device that was.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class Saver:
         settings: Mapping[str, Any],
         every: float,
         after: Callable[[], None] | None = None,
+        groups: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.trace = trace
+        self.groups = [tuple(trace.seeds)] if groups is None else list(groups)
         self.seconds = 0.0
         self.active = (
             trace.path is not None and every > 0 and type(method).restore is not Method.restore
@@ -154,6 +159,7 @@ class Saver:
             "settings": self._settings,
             "versions": self.trace.versions,
             "position": asdict(position),
+            "groups": self.groups,
             "tasks": self.trace.tasks,
             "timings": self.trace.timings,
             "data": self._data,
@@ -197,11 +203,15 @@ class Saver:
                 )
             self._warn_of_environment(body["versions"])
             position = Position(**body["position"])
+            groups = [tuple(map(int, group)) for group in body.get("groups", self.groups)]
+            if tuple(chain(*groups)) != tuple(self.trace.seeds) or position.group >= len(groups):
+                raise ValueError("groups of other seeds")
             storage = body["storage"] or Storage().described()
             saved = Saved(position, Storage.from_description(storage), found)
             accuracy = found.parts["progress"]["accuracy"].numpy()
             if accuracy.shape != self.trace.accuracy.shape:
                 raise ValueError("an accuracy matrix of another shape")
+            self.groups = groups
             self._data = [str(one) for one in body["data"]]
             self._initial = str(body["initial"])
             self.trace.tasks = tuple(map(str, body["tasks"]))

@@ -1,5 +1,6 @@
 """Runs that go on: bit for bit what they would have been, and only where they belong."""
 
+import importlib
 import json
 import time
 import warnings
@@ -67,6 +68,20 @@ def test_every_storage_goes_on_bit_for_bit(method, storage, plug, tmp_path):
     expected = small_run(None, **options)
     stopped_run(tmp_path / "a", plug, 22, **options)
     assert_same(small_run(tmp_path / "a", **options), expected)
+
+
+@pytest.mark.parametrize("steps", [4, 41])
+def test_a_run_keeps_the_groups_of_seeds_with_which_it_was_begun(
+    steps, plug, tmp_path, monkeypatch
+):
+    """Begun where seeds train one by one, it goes on where all would train together."""
+    expected = small_run(None)
+    stopped_run(tmp_path / "a", plug, steps)
+    together = importlib.import_module("forgetless.fit")
+    monkeypatch.setattr(together, "seed_groups", lambda seeds, *others: [tuple(seeds)])
+    found = small_run(tmp_path / "a")
+    assert_same(found, expected)
+    assert found.status == "complete"
 
 
 @pytest.mark.parametrize("model", [with_dropout, with_batch_norm])
