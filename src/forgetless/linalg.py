@@ -21,6 +21,8 @@ _RESIDUAL_ULPS = 100.0
 _GRAM_ROUNDING = 2e-13
 # What is added to the Gram matrix of vectors of length one so that it can be factored.
 _DEPENDENT = 1e-10
+# Columns of a row whose squares are summed in its own precision.
+_PIECE = 1024
 # Numbers of a product that keep all of a GPU's processors busy.
 _BUSY = 1 << 18
 
@@ -56,6 +58,19 @@ def product_of_long(a: Tensor, b: Tensor) -> Tensor:
         left, right = (t[:, :whole].unflatten(1, (-1, width)).movedim(1, 0) for t in (a, b))
         product += (left @ right.mT).sum(0)
     return product
+
+
+def lengths_of_long(rows: Tensor) -> Tensor:
+    """Of each row, in float64: (d, p) → (d,).
+
+    Short pieces are summed in the rows' own precision, which is far faster, and the pieces in
+    float64: in float32 alone a millionth would be lost.
+    """
+    whole = rows.shape[1] // _PIECE * _PIECE
+    pieces = vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+    rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    found: Tensor = vector_norm(float64(torch.cat([pieces, rest], dim=1)), dim=1)
+    return found
 
 
 def project_out(g: Tensor, basis: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64, orthonormalize
+from forgetless.linalg import float64, lengths_of_long, orthonormalize
 from forgetless.ranks import Ranks
 from forgetless.subspace.base import Record
 from forgetless.subspace.inplace import orthonormalize_in_place
@@ -233,8 +233,7 @@ def _taken_apart(vectors: Tensor, old: Tensor, ranks: Ranks | None) -> tuple[Ten
 
 def _squared(vectors: Tensor, ranks: Ranks | None) -> float:
     """Σ of all squares, summed in float64."""
-    exact = None if vectors.device.type == "mps" else torch.float64
-    squared = torch.linalg.vector_norm(vectors, dtype=exact) ** 2
+    squared = lengths_of_long(vectors).square().sum()
     return float(squared if ranks is None else ranks.sum(squared))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.linalg import solve_triangular, vector_norm
+from torch.linalg import solve_triangular
 
-from forgetless.linalg import float64, product_of_long
+from forgetless.linalg import float64, lengths_of_long, product_of_long
 from forgetless.ranks import Ranks
 
 # Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
@@ -100,9 +100,8 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
-    """Of each row, summed in float64 where there is one: in float32 a millionth would be lost."""
-    exact = None if rows.device.type == "mps" else torch.float64
-    lengths: Tensor = vector_norm(rows, dim=1, dtype=exact)
+    """Of each row, in float64."""
+    lengths = lengths_of_long(rows)
     return lengths if ranks is None else ranks.sum(lengths.square()).sqrt()
 
 
