@@ -134,8 +134,7 @@ class DenseSubspace:
         """
         ranks = self.storage.ranks
         shares = [_squared(v, ranks) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        pairs = zip(vectors, self.rows, strict=True)
-        found = [_taken_apart(*pair, ranks) for pair in pairs]
+        found = [_taken_apart(v, old, ranks) for v, old in zip(vectors, self.rows, strict=True)]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
