@@ -98,19 +98,48 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
         (["run", "rotated-digits", "--method", "sgd", "--epochs", "many"], "'--epochs'"),
         (
             ["run", "rotated-digits", "--method", "sgd", "--epochs", "0"],
-            "epochs must be at least 1",
+            "--epochs must be a whole number of at least 1, not 0",
         ),
         (
             ["run", "rotated-digits", "--method", "sgd", "--lr", "nan"],
-            "--lr must be a finite number",
+            "--lr must be a positive number, not nan",
         ),
         (
             ["run", "rotated-digits", "--method", "sgd", "--tasks", "0"],
-            "--tasks must be at least 1",
+            "--tasks must be a whole number of at least 1, not 0",
         ),
         (
             ["run", "rotated-digits", "--method", "ogd", "--memory", "0"],
-            "samples must be at least 1",
+            "--memory must be a whole number of at least 1, not 0",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "pca-ogd", "--variance", "1.5"],
+            "--variance must be a share in (0, 1), not 1.5",
+        ),
+        (["run", "rotated-digits", "--method", "sgd", "--memory", "5"], "sgd has no use for --mem"),
+        (
+            ["run", "rotated-digits", "--method", "a-gem", "--memory", "auto"],
+            "a-gem has no use for --memory auto",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "pca-ogd", "--memory", "5", "--variance", "0.9"],
+            "pca-ogd has no use for --memory beside --variance",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "gem", "--storage", "factored"],
+            "gem has no use for --storage",
+        ),
+        (
+            ["run", "split-digits", "--method", "sgd", "--step-degrees", "9"],
+            "split-digits has no use for --step-degrees",
+        ),
+        (
+            ["compare", "permuted-digits", "--classes-per-task", "5"],
+            "permuted-digits has no use for --classes-per-task",
+        ),
+        (
+            ["compare", "rotated-digits", "--methods", "sgd,ewc", "--memory", "5"],
+            "sgd, ewc have no use for --memory",
         ),
         (["run", "rotated-digits", "--method", "sgd", "--model", "gpt"], "unknown model 'gpt'"),
         (["run", "rotated-digits", "--method", "sgd", "--seeds", "none"], "--seeds must be"),
@@ -193,7 +222,7 @@ def test_two_runs_that_start_together_get_two_folders(tmp_path):
 def test_diverged_training_is_status_1(capsys, tmp_path):
     status, _, err = forgetless([*RUN, "--lr", "1e30"], capsys)
     assert status == 1
-    assert "NaN or infinite at step" in err
+    assert "NaN or infinite by step" in err
     assert not list(tmp_path.iterdir())
 
 

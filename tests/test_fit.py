@@ -242,7 +242,7 @@ def test_gem_that_diverges_says_so():
             for t in (0, 1)
         ]
     )
-    with pytest.raises(TrainingError, match="NaN or infinite at step"):
+    with pytest.raises(TrainingError, match="NaN or infinite by step"):
         fit(loud, GEM(4), lambda: nn.Linear(6, 3), training=replace(TRAINING, lr=1e20))
 
 
@@ -271,11 +271,17 @@ class TwoOutputs(nn.Linear):
         ({"model": lambda: "a network"}, "model must be a torch.nn.Module"),
         ({"training": Training(freeze="nowhere")}, "freeze must be the beginning"),
         ({"heads": ["nowhere"]}, "heads must be the beginning"),
+        ({"method": "sgd"}, r"method must be a method with its settings, such as SGD\(\)"),
+        ({"method": SGD}, "method must be a method with its settings"),
+        ({"scenario": "rotated-digits"}, "scenario must be a Scenario, such as"),
+        ({"training": {"epochs": 1}}, "training must be a Training"),
+        ({"checkpoint_every": "5"}, "checkpoint_every must be a number of minutes"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(options, message, tmp_path):
+    arguments = {"scenario": blobs(), "method": SGD()} | options
     with pytest.raises(ConfigError, match=message):
-        fit(blobs(), SGD(), **options, out=tmp_path / "trace")
+        fit(**arguments, out=tmp_path / "trace")
     assert not list(tmp_path.iterdir())
 
 
@@ -284,6 +290,8 @@ def test_what_cannot_be_fitted_is_refused(options, message, tmp_path):
     [
         {"epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"lr": float("inf")},
         {"dtype": "int8"}, {"eval_mode_after": -1}, {"evaluate": "none"}, {"seeds_together": -1},
+        {"epochs": 1.5}, {"epochs": True}, {"batch_size": 2.5}, {"batch_size": "8"}, {"lr": "a"},
+        {"eval_mode_after": 0.5}, {"seeds_together": 1.5},
     ],
 )  # fmt: skip
 def test_impossible_training_is_refused(setting):

@@ -27,9 +27,10 @@ def training(**changes) -> Training:
     return Training(**settings | {"eval_mode_after": 13, "seeds_together": 2} | changes)
 
 
+@pytest.mark.parametrize("after", [13, 15])  # the first task has fifteen steps
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_cut_or_whole_is_the_same(method, together, monkeypatch):
+def test_cut_or_whole_is_the_same(method, together, after, monkeypatch):
     tasks = blobs(tasks=3, n=41)
     cuts = []
     seen = Learner._seen
@@ -41,9 +42,9 @@ def test_cut_or_whole_is_the_same(method, together, monkeypatch):
         return split
 
     monkeypatch.setattr(Learner, "_seen", noted)
-    settings = training(seeds_together=together)
+    settings = training(seeds_together=together, eval_mode_after=after)
     found = fit(tasks, method, network, seeds=2, training=settings)
-    assert cuts == [13] * (2 // together)
+    assert cuts == [after] * (2 // together)
     monkeypatch.setattr(room, "frozen_start", lambda network: None)
     expected = fit(tasks, method, network, seeds=2, training=settings)
     assert len(cuts) == 2 // together

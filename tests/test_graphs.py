@@ -92,7 +92,7 @@ def test_weights_that_break_are_noticed_before_the_task_ends(monkeypatch):
     monkeypatch.setattr("forgetless.learner._UNSEEN", 4)
     wild = replace(TRAINING, lr=1e30, epochs=50)
     epochs = []
-    with pytest.raises(TrainingError, match=r"at step \d+ of task 1, seed 3"):
+    with pytest.raises(TrainingError, match=r"by step \d+ of task 1, seed 3"):
         fit(
             blobs(tasks=2, n=84), SGD(), seeds=[3], training=wild,
             observer=lambda progress: epochs.append(progress.epoch),
@@ -118,11 +118,11 @@ def test_weights_that_broke_are_not_saved(monkeypatch, tmp_path):
 @pytest.mark.parametrize("steps", [4, 13])
 def test_a_run_begun_without_recordings_goes_on_with_them(steps, monkeypatch, tmp_path):
     """As one that a CPU began and a GPU goes on with."""
-    expected = small_run(None, AGEM(6, 4))
+    expected = small_run(None, AGEM(6, 4), device="cpu")
     with monkeypatch.context() as pulled:
-        stopped_run(tmp_path / "run", Plug(pulled), steps, method=AGEM(6, 4))
+        stopped_run(tmp_path / "run", Plug(pulled), steps, method=AGEM(6, 4), device="cpu")
     recorded(monkeypatch, OnPaper)
-    assert_same(small_run(tmp_path / "run", AGEM(6, 4)), expected)
+    assert_same(small_run(tmp_path / "run", AGEM(6, 4), device="cpu"), expected)
 
 
 def test_recorded_steps_with_batch_norm_that_is_fixed_on_the_way(monkeypatch):

@@ -13,7 +13,6 @@ from scipy.optimize import minimize
 from forgetless import linalg
 from forgetless.linalg import (
     inner,
-    lengths_of_long,
     orthonormalize,
     product_of_long,
     project_cone,
@@ -142,19 +141,6 @@ def test_chunks_change_nothing_but_the_order_of_sums(seed, k, width):
         product = product_of_long(vectors[0], g)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(product, vectors[0] @ g.T)
-
-
-@pytest.mark.parametrize("p", [1, 1023, 1024, 5000])
-@pytest.mark.parametrize(
-    ("dtype", "close"), [(torch.float32, 1e-7), (torch.float64, 1e-15), (torch.bfloat16, 1e-2)]
-)
-def test_lengths_of_long_rows(p, dtype, close):
-    rows = (random(0, 3, p) + 1).to(dtype)
-    rows[1] = 0
-    found = lengths_of_long(rows)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, rows.double().norm(dim=1), rtol=close, atol=0)
-    assert lengths_of_long(rows[:, :0]).tolist() == [0, 0, 0]
 
 
 @given(seeds)

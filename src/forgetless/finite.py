@@ -49,7 +49,7 @@ class FiniteWatch:
         if len(broken):
             row, seed = broken[0].tolist()
             raise TrainingError(
-                f"the gradient is NaN or infinite at step {steps[row] - self._first} of task "
+                f"the weights are NaN or infinite by step {steps[row] - self._first} of task "
                 f"{self._task + 1}, seed {self._seeds[seed]}; a smaller learning rate than "
                 f"{self._lr:g} may help"
             )

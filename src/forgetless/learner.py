@@ -238,7 +238,8 @@ class Learner:
 
     def consolidate(self, split: Split, task: int) -> None:
         """Let the method remember the task that was learned."""
-        learned = LearnedTask(self.front.network, self._seen(split), task, self._choices)
+        seen = self._seen(split)  # first: what the network is depends on it
+        learned = LearnedTask(self.front.network, seen, task, self._choices)
         self.remembers = True
         self.state = self.method.consolidate(self.state, self._protected(), learned)
         self.place = None

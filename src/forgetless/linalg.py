@@ -21,8 +21,6 @@ _RESIDUAL_ULPS = 100.0
 _GRAM_ROUNDING = 2e-13
 # What is added to the Gram matrix of vectors of length one so that it can be factored.
 _DEPENDENT = 1e-10
-# Columns of a row whose squares are summed in its own precision.
-_PIECE = 1024
 # Numbers of a product that keep all of a GPU's processors busy.
 _BUSY = 1 << 18
 
@@ -58,19 +56,6 @@ def product_of_long(a: Tensor, b: Tensor) -> Tensor:
         left, right = (t[:, :whole].unflatten(1, (-1, width)).movedim(1, 0) for t in (a, b))
         product += (left @ right.mT).sum(0)
     return product
-
-
-def lengths_of_long(rows: Tensor) -> Tensor:
-    """Of each row, in float64: (d, p) → (d,).
-
-    Short pieces are summed in the rows' own precision, which is far faster, and the pieces in
-    float64: in float32 alone a millionth would be lost.
-    """
-    whole = rows.shape[1] // _PIECE * _PIECE
-    pieces = vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
-    rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
-    found: Tensor = vector_norm(float64(torch.cat([pieces, rest], dim=1)), dim=1)
-    return found
 
 
 def project_out(g: Tensor, basis: Tensor) -> Tensor:
@@ -229,10 +214,13 @@ def top_eigenpairs(
         first = 0 if count is None else max(n - count, 0)
         w, u = eigh(gram.numpy(), subset_by_index=(first, n - 1), check_finite=False)
         values, vectors = torch.from_numpy(w), torch.from_numpy(np.ascontiguousarray(u))
-    values, vectors = values.flip(0), vectors.flip(1)
+    return without_noise(values.flip(0)[:count], vectors.flip(1)[:, :count], dtype)
+
+
+def without_noise(values: Tensor, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Decreasing eigenvalues (k,) and vectors (n, k) less those that rounding to dtype makes."""
     noise = max(_GRAM_ROUNDING, torch.finfo(dtype).eps)  # 1e-7 for vectors in float32
-    meaningful = values > noise * values[:1].clamp_min(0)
-    keep = int(meaningful.sum()) if count is None else min(int(meaningful.sum()), count)
+    keep = int((values > noise * values[:1].clamp_min(0)).sum())
     return values[:keep], vectors[:, :keep]
 
 

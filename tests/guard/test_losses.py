@@ -1,11 +1,13 @@
 """Which loss is followed on remembered samples."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
 from torch.nn.functional import cross_entropy, mse_loss
 
-from forgetless import AGEM, EWC, GEMNT, ConfigError, Guard
+from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, ConfigError, DataError, Guard, Joint
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers, random
@@ -38,13 +40,25 @@ def test_a_loss_of_ones_own_sample_by_sample(returned):
     torch.testing.assert_close(fisher, rows.square().mean(0), rtol=1e-9, atol=1e-14)
 
 
+def sequences():
+    return integers(net.V, 4, 6), integers(net.V, 4, 6, seed=1)
+
+
+# The model, a batch, what `output` says of it, and the loss that one would have used.
 LOSSES = {
-    "labels": (lambda: mlp().double(), lambda: task(0, 6, torch.float64), cross_entropy),
-    "numbers": (lambda: mlp().double(), lambda: (random(6, 12), random(6, 4)), mse_loss),
-    "tokens": (
+    "labels": (lambda: mlp().double(), lambda: task(0, 6, torch.float64), None, cross_entropy),
+    "numbers": (lambda: mlp().double(), lambda: (random(6, 12), random(6, 4)), None, mse_loss),
+    "next tokens": (
         lambda: built(language_model),
-        lambda: (integers(net.V, 4, 6), integers(net.V, 4, 6, seed=1)),
+        sequences,
+        "likelihood",
         lambda out, y: -mean_likelihoods(out, y).mean(),
+    ),
+    "labels of tokens": (
+        lambda: built(language_model),
+        sequences,
+        "tokens",
+        lambda out, y: cross_entropy(out.flatten(0, 1), y.flatten()),
     ),
 }
 
@@ -52,10 +66,10 @@ LOSSES = {
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_usual_loss(kind):
     """GEM-NT's steps are orthogonal to the gradient of the loss that one would have used."""
-    make, batch, loss = LOSSES[kind]
+    make, batch, output, loss = LOSSES[kind]
     model, (x, y) = make(), batch()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
-    guard = Guard(model, optimizer, GEMNT())
+    guard = Guard(model, optimizer, GEMNT(), output=output)
     guard.end_task((x, y))
     slope = rows_by_autograd(model, loss(model(x), y))[0]
     before = flat(model)
@@ -100,6 +114,75 @@ def test_losses_that_cannot_be_followed_are_refused_when_the_task_ends(case, met
     ):
         guard.end_task(batch)
     assert guard.tasks == 0
+
+
+@pytest.mark.parametrize("method", [AGEM(), EWC()], ids=["a-gem", "ewc"])
+@pytest.mark.parametrize("output", [None, lambda out, y: out[:, 0, 0]])
+def test_sequences_have_several_losses(output, method):
+    """Of the next token, or of the label in its place: nobody can tell from their shapes."""
+    model = built(language_model)
+    guard = Guard(model, optim.SGD(model.parameters()), method, output=output)
+    with pytest.raises(ConfigError, match=r"may be one of several: give loss=, or output='likel"):
+        guard.end_task(sequences())
+    assert guard.tasks == 0
+
+
+@pytest.mark.parametrize("method", [OGD(), AGEM(), EWC()], ids=["ogd", "a-gem", "ewc"])
+@pytest.mark.parametrize(
+    ("output", "labels"),
+    [
+        ("likelihood", torch.full((4, 6), -100)),
+        ("likelihood", torch.full((4, 6), -100).index_fill(1, torch.tensor([0]), 2)),
+        ("tokens", torch.full((4, 6), -100)),
+    ],
+)
+def test_sequences_without_labels_protect_nothing(output, labels, method):
+    model = built(language_model)
+    guard = Guard(model, optim.SGD(model.parameters()), method, output=output)
+    with pytest.raises(DataError, match="to remember: all are -100, or none follows"):
+        guard.end_task((sequences()[0], labels))
+    guard.end_task((sequences()[0], labels.index_fill(1, torch.tensor([3]), 1)))
+    assert guard.tasks == 1
+
+
+METHODS = [PCAOGD(5), OGD(), AGEM(), GEM(), GEMNT(), EWC(), Joint()]
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_a_sample_that_is_not_finite_is_refused(method, broken):
+    """It would take the protection of its task, or all weights, with it."""
+    model = mlp()
+    guard = Guard(model, optim.SGD(model.parameters()), method)
+    x, y = task(0, n=90)
+    x[70, 3] = broken
+    with pytest.raises(DataError, match="NaN or infinite"):
+        guard.end_task((x, y))
+    assert guard.tasks == 0
+
+
+@pytest.mark.parametrize("method", [AGEM(), GEM(), GEMNT()], ids=lambda m: m.name)
+def test_embeddings_with_sparse_gradients(method):
+    """Their updates are projected as those of dense ones are."""
+    x, y = integers(7, 8, 3), integers(4, 8, seed=1)
+    steps = []
+
+    def network(sparse: bool) -> nn.Module:
+        return nn.Sequential(
+            nn.Embedding(7, 5, sparse=sparse), nn.Flatten(), nn.Linear(15, 4)
+        )  # fmt: skip
+
+    for sparse in (False, True):
+        model = seeded(partial(network, sparse))
+        optimizer = optim.SGD(model.parameters(), lr=0.5)
+        guard = Guard(model, optimizer, method)
+        guard.end_task((x, y))
+        cross_entropy(model(x), (y + 1) % 4).backward()
+        optimizer.step()
+        assert model[0].sparse is sparse
+        assert guard.stats().removed > 0.05
+        steps.append(flat(model))
+    torch.testing.assert_close(*steps, rtol=0, atol=1e-6)
 
 
 def test_released_heads_need_fit():

@@ -60,7 +60,7 @@ def test_the_report_of_dense_rows():
     assert (only.directions, only.bytes, only.share) == (10, report.bytes, 1.0)
     text = str(report)
     assert re.match(r"28\.2 kB, dense rows, 10 directions, 100\.0% of the variance\n", text)
-    assert "  task 1: 28.2 kB, 10 directions, 100.0% of its variance\n" in text
+    assert "  task 1: 28.2 kB, 10 directions, 100.0% of its variance, at its end\n" in text
     assert "  0.weight: 19.2 kB\n" in text
 
 

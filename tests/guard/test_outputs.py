@@ -1,6 +1,7 @@
 """Which numbers of a model's outputs are protected, and which loss is followed."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +53,24 @@ def test_regression_of_one_number_without_a_dimension_of_its_own():
     model = built(lambda: net.Calls(lambda m, x: m.layer(x)[:, 0], layer=nn.Linear(5, 1)))
     x = random(3, 5)
     assert_spans(remembered(model, (x, random(3))), rows_by_autograd(model, model(x)))
+
+
+def test_labels_beside_their_logits_some_left_out():
+    model = built(language_model)
+    tokens, labels = integers(net.V, 5, 6), integers(net.V, 5, 6, seed=1)
+    labels[0, :4] = -100
+    kept = labels.clamp_min(0).unsqueeze(-1)
+    each = model(tokens).log_softmax(-1).gather(-1, kept).squeeze(-1)
+    means = [of_one[one >= 0].mean() for of_one, one in zip(each, labels, strict=True)]
+    found = remembered(model, (tokens, labels), output="tokens")
+    assert_spans(found, rows_by_autograd(model, torch.stack(means)))
+
+
+def test_an_encoder_decoder_has_no_next_tokens():
+    model = built(language_model)
+    model.config = SimpleNamespace(is_encoder_decoder=True)
+    with pytest.raises(ConfigError, match="output must be 'tokens' for an encoder-decoder"):
+        Guard(model, optim.SGD(model.parameters()), OGD(), output="likelihood")
 
 
 def test_likelihood_of_sequences_some_tokens_left_out():
@@ -140,7 +159,7 @@ WRONG = {
     "labels of rank 2, nothing said": (
         None,
         torch.zeros(6, 2).long(),
-        "say with output= what to protect, 'likelihood' for",
+        "say with output= what to protect, 'likelihood' if",
     ),
     "a sum": (
         lambda out, y: out.sum(),
@@ -189,7 +208,7 @@ def test_a_model_whose_outputs_cannot_be_read():
     [
         (
             {"output": "logits"},
-            "output must be 'class', 'regression', 'likelihood' or a function, not",
+            "output must be 'class', 'regression', 'likelihood', 'tokens' or a function, not",
         ),
         ({"output": 3}, "output must be 'class'"),
         ({"loss": "mse"}, "loss must be a function or None, not 'mse'"),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn, optim
 
-from forgetless import OGD, PCAOGD, Guard, Storage
+from forgetless import OGD, PCAOGD, ConfigError, Guard, Storage
 from tests.methods.test_all_methods import TABLE
 
 from .problems import flat, mlp, seeded, task, train
@@ -180,3 +180,54 @@ def test_factors_of_convolutions_resume_bit_for_bit_too(method):
     assert torch.equal(found[0][0], found[1][0])
     for name, tensor in found[0][1].items():
         assert torch.equal(tensor, found[1][1][name]), name
+
+
+# How the state was kept, what the guard that loads it is told, and what it then keeps.
+TOLD = {
+    "nothing": ({"storage": "bfloat16"}, {}, ("dense rows in bfloat16", 10)),
+    "fewer": ({}, {"max_rank": 3}, ("dense rows", 3)),
+    "rounded": ({}, {"storage": "bfloat16", "max_rank": 4}, ("dense rows in bfloat16", 4)),
+    "rows": ({"storage": "factored"}, {"storage": "dense"}, ("dense rows", 10)),
+    "fewer samples": ({"storage": "factored"}, {"max_rank": 2}, ("factored samples", 2)),
+    "bytes": ({}, {"memory": "12kB"}, ("dense rows in bfloat16", 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:task 2. rows rounded")
+@pytest.mark.parametrize("case", TOLD)
+def test_a_state_is_kept_as_the_guard_that_loads_it_is_told(case):
+    before, now, (storage, rank) = TOLD[case]
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    first = Guard(model, optimizer, OGD(10), **before)
+    first.end_task(task(0))
+    first.remove()
+    guard = Guard(model, optimizer, OGD(10), **now)
+    guard.load_state_dict(first.state_dict())
+    report = guard.memory_report()
+    assert (report.storage, report.directions) == (storage, rank)
+    train(model, optimizer, task(1), steps=2)
+    guard.end_task(task(1))
+    report = guard.memory_report()
+    assert report.storage == storage
+    assert report.directions <= now.get("max_rank", 20)
+    assert "memory" not in now or report.bytes <= 12_000
+
+
+def test_rows_cannot_become_factored_samples():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    first = Guard(model, optimizer, OGD(10))
+    first.end_task(task(0))
+    first.remove()
+    guard = Guard(model, optimizer, OGD(10), storage="factored")
+    with pytest.raises(ConfigError, match="dense rows, which cannot become factored samples"):
+        guard.load_state_dict(first.state_dict())
+    assert guard.tasks == 0
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0", True])
+def test_seeds_are_whole_numbers(seed):
+    model = mlp()
+    with pytest.raises(ConfigError, match="seed must be a whole number of at least 0"):
+        Guard(model, optim.SGD(model.parameters()), OGD(), seed=seed)

@@ -20,7 +20,7 @@ from forgetless import (
     TrainingError,
     fit,
 )
-from forgetless.methods import METHODS, MethodOptions, build_method
+from forgetless.methods import METHODS, MethodOptions, build_method, unused_by_method
 
 TABLE = {
     "sgd": SGD(),
@@ -116,7 +116,7 @@ def test_broken_gradients_are_reported_with_the_step(method, digits):
                 self.calls.add_(1)
             return self.net(x) / (self.calls < 5)
 
-    message = "NaN or infinite at step 5 of task 1, seed 7"
+    message = "NaN or infinite by step 5 of task 1, seed 7"
     with pytest.raises(TrainingError, match=message):
         fit(digits, method, Explodes, seeds=[7], training=TRAINING)
 
@@ -141,22 +141,57 @@ def test_built_by_name_from_options(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Joint(batch_size=0), "batch_size must be at least 1, not 0"),
-        (lambda: EWC(strength=-1), "strength must be at least 0"),
+        (lambda: Joint(batch_size=0), "batch_size must be a whole number of at least 1, not 0"),
+        (lambda: EWC(strength=-1), "strength must be a finite number of at least 0"),
         (lambda: EWC(fisher="median"), "'mean' or 'released', not 'median'"),
-        (lambda: AGEM(memory=0), "memory must be at least 1"),
-        (lambda: AGEM(batch_size=0), "batch_size must be at least 1"),
+        (lambda: AGEM(memory=0), "memory must be a whole number of at least 1"),
+        (lambda: AGEM(batch_size=0), "batch_size must be a whole number of at least 1"),
         (lambda: AGEM(heads="none"), "own or released"),
-        (lambda: GEM(memory=0), "memory must be at least 1"),
-        (lambda: GEM(margin=-0.1), "margin must be at least 0"),
-        (lambda: GEMNT(memory=0), "memory must be at least 1"),
-        (lambda: OGD(samples=0), "samples must be at least 1"),
-        (lambda: PCAOGD(components=0), "components must be a count"),
+        (lambda: GEM(memory=0), "memory must be a whole number of at least 1"),
+        (lambda: GEM(margin=-0.1), "margin must be a finite number of at least 0"),
+        (lambda: GEMNT(memory=0), "memory must be a whole number of at least 1"),
+        (lambda: OGD(samples=0), "samples must be a whole number of at least 1"),
+        (lambda: PCAOGD(components=0), "components must be a whole number"),
         (lambda: PCAOGD(components=1.0), "share in"),
-        (lambda: PCAOGD(samples=0), "samples must be at least 1"),
+        (lambda: PCAOGD(samples=0), "samples must be a whole number of at least 1"),
+        (lambda: AGEM(memory=2.5), "memory must be a whole number of at least 1, not 2.5"),
+        (lambda: AGEM(batch_size=True), "batch_size must be a whole number"),
+        (lambda: GEMNT(memory=float("nan")), "memory must be a whole number"),
+        (lambda: Joint(batch_size=1.5), "batch_size must be a whole number"),
+        (lambda: OGD(samples="5"), "samples must be a whole number of at least 1, not '5'"),
+        (lambda: PCAOGD(components="50"), "components must be a whole number of at least 1 or"),
+        (lambda: PCAOGD(components=float("nan")), "components must be a whole number"),
+        (lambda: PCAOGD(samples=2.5), "samples must be a whole number"),
+        (lambda: EWC(strength=float("inf")), "strength must be a finite number"),
+        (lambda: EWC(strength="much"), "strength must be a finite number"),
+        (lambda: GEM(margin=float("inf")), "margin must be a finite number"),
         (lambda: build_method("nope", MethodOptions()), "unknown method 'nope'"),
     ],
 )
 def test_impossible_hyperparameters_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_whole_numbers_may_be_numpys():
+    assert OGD(samples=np.int64(5)).samples == PCAOGD(components=np.int32(5)).components == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [
+        ("sgd", set()),
+        ("joint", {"joint_batch"}),
+        ("ewc", {"ewc_strength", "ewc_fisher"}),
+        ("a-gem", {"memory", "agem_batch", "agem_heads"}),
+        ("gem", {"memory", "gem_margin"}),
+        ("gem-nt", {"memory"}),
+        ("ogd", {"memory", "storage", "budget"}),
+        ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
+    ],
+)
+def test_what_a_method_has_no_use_for(name, used):
+    options = {f.name for f in fields(MethodOptions)} | {"storage", "budget"}
+    assert unused_by_method(name) == options - used
+    by_variance = unused_by_method(name, by_variance=True)
+    assert by_variance - unused_by_method(name) == ({"memory"} if name == "pca-ogd" else set())

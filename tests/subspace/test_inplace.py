@@ -1,11 +1,13 @@
 """Orthonormal rows without a copy, against those of `linalg`."""
 
+import math
+
 import pytest
 import torch
 
 from forgetless.linalg import orthonormalize
 from forgetless.subspace import DENSE, DenseSubspace, Storage, inplace
-from forgetless.subspace.inplace import orthonormalize_in_place
+from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
 from forgetless.tangent import tangent_features
 
 
@@ -14,10 +16,11 @@ def _few_columns_at_a_time(monkeypatch):
     monkeypatch.setattr(inplace, "_EXACT", {"cpu": 1000})
 
 
-def vectors(d: int, p: int) -> torch.Tensor:
-    """Of lengths that differ by a factor of ten thousand."""
+def vectors(d: int, p: int, shortest: float = 1e-4) -> torch.Tensor:
+    """Of lengths that differ by a factor of ten thousand, or less."""
     generator = torch.Generator().manual_seed(d)
-    return torch.randn(d, p, generator=generator) * torch.logspace(0, -4, d).unsqueeze(1)
+    lengths = torch.logspace(0, math.log10(shortest), d)
+    return torch.randn(d, p, generator=generator) * lengths.unsqueeze(1)
 
 
 @pytest.mark.parametrize(("p", "d", "old"), [(2000, 20, 30), (300, 10, 0), (100, 1, 3)])
@@ -62,7 +65,10 @@ def test_a_subspace_in_float32_is_that_of_float64(storage):
     for dtype in (torch.float32, torch.float64):
         state = DenseSubspace.empty(torch.zeros(1, 257, dtype=dtype), storage)
         for shift in (0.0, 1.0, 1.0):
-            phi = tangent_features(model.to(dtype), (vectors(9, 30) + shift).to(dtype))
+            # The sixth eigenvalue and the seventh differ by 4e-2 of a largest one of 63: rounding
+            # turns a direction by ε · 63 / 4e-2 = 2e-4 at most.
+            samples = vectors(9, 30, shortest=1e-2) + shift
+            phi = tangent_features(model.to(dtype), samples.to(dtype))
             state = state.add_principal([phi], 6, centred=False)
         states.append(state)
     single, double = states
@@ -72,3 +78,28 @@ def test_a_subspace_in_float32_is_that_of_float64(storage):
     assert single.kept_share() == pytest.approx(double.kept_share(), rel=close)
     projected = double.project_out(g.double()).float()
     torch.testing.assert_close(single.project_out(g), projected, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("p", [1, 1023, 1024, 5000])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float32, 2.4e-7), (torch.float64, 1e-15), (torch.bfloat16, 1e-2)]
+)
+def test_lengths_of_long_rows(p, dtype, close):
+    rows = (torch.randn(3, p, generator=torch.Generator().manual_seed(p)) + 1).to(dtype)
+    rows[1] = 0
+    found = lengths_of_long(rows)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, rows.double().norm(dim=1), rtol=close, atol=0)
+    assert lengths_of_long(rows[:, :0]).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_rows_whose_squares_float32_cannot_hold(scale):
+    given = vectors(4, 3000)
+    lengths = scale * given.double().norm(dim=1)
+    torch.testing.assert_close(lengths_of_long(scale * given), lengths, rtol=1e-6, atol=0)
+    basis = orthonormalize(vectors(3, 3000))
+    new, _, outside = orthonormalize_in_place(scale * given, basis)
+    expected, _, of_expected = orthonormalize_in_place(given.clone(), basis)
+    torch.testing.assert_close(new, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(outside / scale, of_expected, rtol=0, atol=1e-4)

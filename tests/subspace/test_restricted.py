@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgetless.subspace import DenseSubspace, Record
+from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Record, Storage
+from forgetless.tangent import tangent_features
 
 from ..tangent.reference import random
 
@@ -45,3 +46,24 @@ def test_directions_of_which_little_can_move_in_float32(tiny):
     rows = torch.linalg.qr(vectors.T)[0].T.float()
     found = restricted(rows, [slice(200, 400)]).project_out(random(1, 400, seed=2).float())
     assert float((rows.double() @ found[0].double()).norm() / found.norm()) < 3e-7
+
+
+@pytest.mark.parametrize("storage", [DENSE, FACTORED, Storage("factored", max_rank=4)])
+def test_what_is_added_to_a_restricted_subspace_is_restricted(storage):
+    """As if it had been restricted afterwards; also while nothing is remembered."""
+    kind = FactoredSubspace if storage.kind == "factored" else DenseSubspace
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 1)).double()
+    phi = tangent_features(model, random(3, 5))
+    more = tangent_features(model, random(3, 5, seed=1))
+    columns = [its for name, its in phi.columns() if name.startswith("0.")]
+    empty = kind.empty(torch.zeros(1, phi.shape[1]).double(), storage)
+    g = random(1, phi.shape[1], seed=2)
+    frozen = torch.ones(phi.shape[1], dtype=torch.bool)
+    for some in columns:
+        frozen[some] = False
+    assert empty.restricted(columns).project_out(g)[0, frozen].abs().max() == 0
+    first = empty.restricted(columns).add_samples([phi]).add_samples([more])
+    last = empty.add_samples([phi]).add_samples([more]).restricted(columns)
+    expected = last.project_out(g)
+    torch.testing.assert_close(first.project_out(g), expected, rtol=0, atol=1e-12)
+    assert expected[0, frozen].abs().max() == 0

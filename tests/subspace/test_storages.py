@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from forgetless.errors import DataError
 from forgetless.models import MLP, LeNet
 from forgetless.subspace import DENSE, FACTORED, Storage, empty_subspace, restored_subspace, sweep
 from forgetless.subspace.sweep import project_out_rows
@@ -263,3 +264,39 @@ def test_a_gradient_of_zero_is_no_direction():
         assert state.rank == 0
         g = random(1, 8)
         torch.testing.assert_close(state.project_out(g), g)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+@pytest.mark.parametrize("principal", [False, True])
+@pytest.mark.parametrize("storage", [DENSE, FACTORED], ids=["dense", "factored"])
+def test_gradients_whose_squares_float32_cannot_hold(storage, principal, scale):
+    model, x = nn.Linear(9, 1, bias=False), random(5, 9).float()
+    state = empty_subspace(torch.zeros(1, 9), storage)
+    phi = tangent_features(model, scale * x)
+    added = state.add_principal([phi], 3, centred=False) if principal else state.add_samples([phi])
+    basis = basis_of(x)[: 3 if principal else 5]
+    g = random(1, 9, seed=1)
+    assert added.rank == len(basis)
+    assert 0 < added.kept_share() <= 1 + 1e-6
+    torch.testing.assert_close(
+        added.project_out(g.float()).double(), without(g, basis), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("principal", [False, True])
+@pytest.mark.parametrize("storage", [DENSE, FACTORED], ids=["dense", "factored"])
+def test_what_is_not_finite_is_refused(storage, principal):
+    """It would leave a task without protection."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.w).abs().sqrt().sum(1)  # finite, and its slope at zero is not
+
+    phi = tangent_features(Root(), torch.ones(4, 3))
+    state = empty_subspace(torch.zeros(1, 3), storage)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        state.add_principal([phi], 2, centred=False) if principal else state.add_samples([phi])

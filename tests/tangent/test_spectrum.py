@@ -96,6 +96,26 @@ def test_float32_products_find_the_directions_of_float64():
     assert float(torch.linalg.matrix_norm(outside[:25], 2)) < 1e-3
 
 
+def test_one_long_sample_does_not_drown_the_others():
+    """Its rounding is small beside what is found, though n times as much would not be."""
+    samples = random(900, 120)
+    samples[3] *= 100
+    model = torch.nn.Linear(120, 1, bias=False)
+    single = tangent_features(model, samples.float()).top(100)
+    double = tangent_features(model.double(), samples).top(100)
+    torch.testing.assert_close(single[0].double(), double[0], rtol=1e-4, atol=0)
+
+
+def test_rounding_is_not_taken_for_directions(lapack, monkeypatch):
+    """As LAPACK's eigenpairs are left out where they are noise, so are those of the filter."""
+    monkeypatch.setattr(spectrum, "_krylov", filtered)
+    noise = 1e-8 * torch.arange(1, N - 19).double() ** -2
+    gram = with_spectrum(torch.cat([torch.linspace(1, 2, 20).double(), noise]))
+    assert len(leading_eigenpairs(gram, 30, dtype=torch.float32)[0]) == 20
+    assert len(leading_eigenpairs(gram, 30, dtype=torch.float64)[0]) == 30
+    assert lapack == []
+
+
 def test_products_that_are_rounded_further_are_not_trusted(monkeypatch):
     like = torch.empty(0)
     assert _precise_enough(like).dtype == torch.float32
@@ -152,3 +172,25 @@ def test_several_matrices_go_through_the_filter_together():
     with_one_that_cannot = torch.stack([grams[0], with_spectrum(SPECTRA["slow decay"][0])])
     assert filtered(with_one_that_cannot, 30, 1e-7) is None
     assert filtered(grams * torch.tensor([1, torch.nan, 1]).view(3, 1, 1), 30, 1e-7) is None
+
+
+def test_what_the_filter_has_found_is_put_aside(monkeypatch):
+    """A problem that is solved early stays so, and does not hold up the others."""
+    fast, slow = (with_spectrum(torch.arange(1, N + 1).double() ** -power) for power in (3, 0.5))
+    rounds = []
+
+    def noted(block):
+        rounds.append(len(block))
+        return orthonormal_columns(block)
+
+    monkeypatch.setattr("forgetless.tangent.filtered.orthonormal_columns", noted)
+    filtered(fast.unsqueeze(0), 30, 1e-7)
+    first = len(rounds)
+    filtered(slow.unsqueeze(0), 30, 1e-7)
+    second = len(rounds) - first
+    together = filtered(torch.stack([fast, slow]), 30, 1e-7)
+    # One more, for the first polynomial is of the degree that the faster one can take.
+    assert first < second <= len(rounds) - first - second <= second + 1
+    for gram, values, vectors in zip((fast, slow), *together, strict=True):
+        residuals = (gram @ vectors - vectors * values).norm(dim=0)
+        assert (residuals <= 1.01e-7 * (values[0] * values).sqrt()).all()

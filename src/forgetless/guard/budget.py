@@ -8,6 +8,7 @@ import torch
 
 from forgetless.errors import ConfigError
 from forgetless.footprint import Footprint
+from forgetless.guard.state import Snapshot
 from forgetless.methods import Method
 from forgetless.sizes import in_words
 from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
@@ -18,6 +19,40 @@ def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
     """Factored samples where they take less than rows, by the features of a few samples."""
     needs = Footprint.of(phi, method)
     return FACTORED if needs.bytes(FACTORED) < needs.bytes(DENSE) else DENSE
+
+
+def as_asked(
+    snapshot: Snapshot, asked: Storage | None, max_rank: int | None, budget: int | None
+) -> Snapshot:
+    """A state from elsewhere, its directions kept as this guard is to keep its own.
+
+    Arguments:
+        asked: how; None for as they are.
+        max_rank: the most directions; None for as many as there.
+        budget: the most bytes; None for any number.
+    """
+    state, notes = snapshot.state, snapshot.notes
+    if not isinstance(state, Subspace):
+        return snapshot
+    storage = replace(asked or snapshot.storage, ranks=snapshot.storage.ranks)
+    storage = storage if max_rank is None else replace(storage, max_rank=max_rank)
+    if storage != state.storage:
+        state = _kept_as(state, storage)
+    if budget is not None:
+        state, note = within(state, budget)
+        notes = notes if note is None else (*notes, note)
+    return replace(snapshot, state=state, storage=state.storage, notes=notes)
+
+
+def _kept_as(state: Subspace, storage: Storage) -> Subspace:
+    if isinstance(state, FactoredSubspace) and storage.kind == "factored":
+        kept = replace(state, storage=storage)
+        return kept if storage.max_rank is None else kept.limited(storage.max_rank)
+    if storage.kind == "factored":
+        raise ConfigError("the state has dense rows, which cannot become factored samples")
+    if isinstance(state, FactoredSubspace) and state.atoms:
+        state = state.dense()
+    return state.stored(storage) if isinstance(state, DenseSubspace) else state
 
 
 def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:

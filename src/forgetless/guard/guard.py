@@ -19,11 +19,13 @@ from forgetless.guard.arguments import (
     unwrapped,
     usable_optimizer,
     what_to_project,
+    whole_seed,
 )
 from forgetless.guard.batches import Remembered, Unpack
-from forgetless.guard.budget import chosen_storage, within
+from forgetless.guard.budget import as_asked, chosen_storage, within
 from forgetless.guard.gathering import SharedTaskData
 from forgetless.guard.loading import TaskData
+from forgetless.guard.losses import Loss
 from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
 from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names
@@ -62,10 +64,12 @@ class Guard:
             paper's way, exact for plain SGD only); by default the update where the method allows.
         output: which scalars of a sample's outputs are protected: "class", the true class's logit;
             "regression", every number predicted; "likelihood", the mean log-likelihood of a
-            sequence's tokens; or a function of outputs and target to (n,) or (n, K). By default
-            "class" for integer targets (n,), "regression" for real or absent ones.
+            sequence's next tokens; "tokens", that of labels at their logits' positions; or a
+            function of outputs and target to (n,) or (n, K). By default "class" for integer
+            targets (n,), "regression" for real or absent ones.
         loss: for methods that follow the loss on remembered samples, a function of outputs and
-            target to one number; by default cross-entropy, or squared error for real targets.
+            target to one number; by default cross-entropy (of sequences as `output` says), or
+            squared error for real targets.
         unpack: from a batch of the loader to the model's inputs (a tensor, a tuple, a dict) and
             the target, where batches are not (input, target) pairs or dicts with labels.
         storage: how directions are kept: "dense" (float32 rows), "bfloat16", "cpu" (rows wait
@@ -113,15 +117,17 @@ class Guard:
         self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
         self.ranks = training_ranks(model, self._parameters.tensors, method)
         sharded = self._parameters.shares is not None
-        self._model = GuardedModel(
-            module, self._parameters, named_output(output), function("loss", loss)
-        )
+        output = named_output(output, module)
+        losses = Loss(function("loss", loss), output)
+        self._model = GuardedModel(module, self._parameters, output, losses)
         self._unpack = function("unpack", unpack)
         self._budget = None if memory is None else parsed_bytes(memory)
         self._over = self.ranks if sharded else None
         self._asked = replace(named_storage(storage, max_rank), ranks=self._over)
-        self._choose_storage = self._budget is not None and storage is None
-        self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
+        self._is_told = storage is not None
+        self._choose_storage = self._budget is not None and not self._is_told
+        purposes = "remembered samples", "memory batches"
+        self._generators = [stream(whole_seed(seed), purpose) for purpose in purposes]
         self._now = self._nothing()
         if self._budget is not None and not isinstance(self._now.state, Subspace):
             raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")
@@ -206,16 +212,25 @@ class Guard:
         return sharded_template(name, shape, dtype, self._parameters)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` gave; a state of another model is refused."""
+        """Go on from what `state_dict` gave; a state of another model is refused.
+
+        Directions are kept as they were there, unless this guard was told how.
+        """
         with full_precision(self._parameters.device):
-            tensors = from_shards(state_dict, self._parameters)
-            snapshot = from_dict(tensors, self.method, self._parameters, self._over)
+            snapshot = self._restored(state_dict)
+            told = self._asked if self._is_told else None
+            snapshot = as_asked(snapshot, told, self._asked.max_rank, self._budget)
         self._rewind(snapshot.generators)
         self._set(snapshot)
 
     def _bring(self) -> None:
         """What is remembered to where the model is."""
-        self.load_state_dict(self.state_dict())
+        with full_precision(self._parameters.device):
+            self._set(self._restored(self.state_dict()))
+
+    def _restored(self, state_dict: Mapping[str, Tensor]) -> Snapshot:
+        tensors = from_shards(state_dict, self._parameters)
+        return from_dict(tensors, self.method, self._parameters, self._over)
 
     def _set(self, snapshot: Snapshot) -> None:
         self._now = snapshot

@@ -15,8 +15,8 @@ from forgetless.errors import ConfigError, DataError
 from forgetless.guard.batches import Part, Remembered
 from forgetless.guard.gathering import SharedTaskData
 from forgetless.guard.loading import TaskData
-from forgetless.guard.losses import check_loss, mean_loss, sample_losses
-from forgetless.guard.outputs import Named, Output, chosen_output
+from forgetless.guard.losses import Loss
+from forgetless.guard.outputs import Named, Output, chosen_output, counted, refuse_none
 from forgetless.guard.parameters import Parameters
 from forgetless.guard.sharding import plain_copy
 from forgetless.streams import batch
@@ -24,6 +24,8 @@ from forgetless.tangent import Batch, TangentFeatures, features_of, shared_featu
 
 # Samples whose per-sample gradients are looked at together when only their sum is wanted.
 _FISHER_CHUNK = 1024
+# Samples that go through the model together to see whether their gradient is finite.
+_LOSS_CHUNK = 64
 
 
 @final
@@ -35,13 +37,13 @@ class GuardedModel:
         module: the model itself, not a compiled or otherwise wrapped form of it.
         parameters: the protected parameters.
         output: which scalars of a sample's outputs are protected.
-        loss: from outputs and target to the loss of a batch; None for the usual one.
+        loss: that methods follow.
     """
 
     module: nn.Module
     parameters: Parameters
     output: Named | Output | None
-    loss: Output | None
+    loss: Loss
 
     def gathered(self) -> Self:
         """The same with all weights here, if they are sharded: gradients are taken of that."""
@@ -58,6 +60,7 @@ class GuardedModel:
 
     def features(self, samples: Remembered) -> TangentFeatures:
         """φ of the protected scalars, at the present weights and in eval mode."""
+        refuse_none(self.output, self.counted(samples.parts))
         with self._eval():
             scalars = [self._scalar(part) for part in samples.parts]
             phi = self._per_sample(samples, scalars[0])
@@ -70,8 +73,12 @@ class GuardedModel:
         with self._eval():
             return self._per_sample(samples, self._losses)
 
+    def counted(self, parts: Sequence[Part]) -> int:
+        """How many of the samples' labels count."""
+        return counted(self.output, [part.target for part in parts])
+
     def _losses(self, outputs: Any, target: Tensor | None = None) -> Tensor:
-        return sample_losses(self.loss, outputs, target)
+        return self.loss.of_each(outputs, target)
 
     def _per_sample(self, samples: Remembered, scalar: Callable[..., Tensor]) -> TangentFeatures:
         batches = [
@@ -97,7 +104,19 @@ class GuardedModel:
         with self._eval():
             for part in samples.parts:
                 outputs, target = self._tried(part)
-                check_loss(self.loss, outputs, target, part.target)
+                self.loss.check(outputs, target, part.target)
+
+    def check_losses(self, samples: Remembered) -> None:
+        """Refuse samples whose loss has no finite gradient, or that have none."""
+        self.check_loss(samples)
+        refuse_none(self.output, self.counted(samples.parts))
+        theta = self.parameters.read()
+        with self._eval():
+            for index in torch.arange(len(samples)).split(_LOSS_CHUNK):
+                if not bool(self.loss_gradient(samples.select(index), theta).isfinite().all()):
+                    raise DataError(
+                        "the loss of samples to remember has a NaN or infinite gradient"
+                    )
 
     def _tried(self, part: Part) -> tuple[Any, Tensor | None]:
         """The model's outputs for a few of the samples, and their target."""
@@ -109,7 +128,7 @@ class GuardedModel:
         """The gradient of the samples' mean loss at theta, (1, p); buffers stay as they are."""
         theta = theta.detach().requires_grad_()
         total = theta.new_zeros(())
-        with torch.enable_grad():
+        with torch.enable_grad(), _dense_gradients(self.module):
             for part in samples.parts:
                 placed = self._placed(part)
                 values = self.values(theta)
@@ -117,7 +136,7 @@ class GuardedModel:
                 values |= {name: values[name].clone() for name in buffers}
                 outputs = self._outputs(placed, values)
                 share = len(part) / len(samples)
-                total = total + share * mean_loss(self.loss, outputs, placed.target)
+                total = total + share * self.loss.mean(outputs, placed.target)
         if not total.requires_grad:
             return torch.zeros_like(theta)
         return torch.autograd.grad(total, theta)[0]
@@ -146,6 +165,20 @@ class GuardedModel:
         finally:
             for module, training in modes.items():
                 module.training = training
+
+
+@contextmanager
+def _dense_gradients(module: nn.Module) -> Iterator[None]:
+    """Embeddings' gradients as parts of one vector, which cannot be sparse."""
+    layers = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    sparse = [layer for layer in layers if layer.sparse]
+    for layer in sparse:
+        layer.sparse = False
+    try:
+        yield
+    finally:
+        for layer in sparse:
+            layer.sparse = True
 
 
 @contextmanager
@@ -188,7 +221,7 @@ class GuardedTask:
     def check(self) -> None:
         """Refuse samples that are kept for their loss and have none."""
         if self._drawn is not None:
-            self.model.check_loss(self._drawn)
+            self.model.check_losses(self._drawn)
 
     def squared_loss_gradients(self) -> Tensor:
         """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""
@@ -196,18 +229,23 @@ class GuardedTask:
         width = sum(prod(shape) for shape in parameters.shapes.values())
         total = parameters.empty().new_zeros(1, width)
         waiting: list[Part] = []
-        seen = 0
+        seen = labels = 0
         for part in self.data.batches():
             waiting.append(part)
             seen += len(part)
+            labels += self.model.counted([part])
             if sum(map(len, waiting)) >= _FISHER_CHUNK:
                 total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
                 waiting = []
         if not int(self.data.summed(torch.tensor(seen))):
             raise DataError("the loader has no samples")
+        refuse_none(self.model.output, int(self.data.summed(torch.tensor(labels))))
         if waiting:
             total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
-        return parameters.of_whole(self.data.summed(total))
+        total = self.data.summed(total)
+        if not bool(total.isfinite().all()):
+            raise DataError("the loss of the task's samples has a NaN or infinite gradient")
+        return parameters.of_whole(total)
 
 
 @final

@@ -1,16 +1,16 @@
 """Which scalars of a model's outputs are protected."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from forgetless.errors import ConfigError, require
+from forgetless.errors import ConfigError, DataError, require
 
 # From what the model returns and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
-Named = Literal["class", "regression", "likelihood"]
+Named = Literal["class", "regression", "likelihood", "tokens"]
 _IGNORED = -100  # the label that transformers' losses leave out
 
 
@@ -48,24 +48,66 @@ def likelihood(outputs: Any, tokens: Tensor) -> Tensor:
     Logits (n, T, V) at a position are about the token after it; tokens (n, T) of −100 are left
     out, as transformers' language models do.
     """
-    logits, next_tokens = logits_of(outputs)[:, :-1], tokens[:, 1:].long()
-    counts = next_tokens != _IGNORED
-    chosen = next_tokens.clamp_min(0).unsqueeze(-1)
+    return _mean_likelihood(logits_of(outputs)[:, :-1], tokens[:, 1:])
+
+
+def likelihood_in_place(outputs: Any, labels: Tensor) -> Tensor:
+    """The mean log-likelihood of a sequence's labels, (n,).
+
+    Logits (n, T, V) at a position are about the label (n, T) at the same one, as those of taggers,
+    of masked language models and of encoder-decoders; labels of −100 are left out.
+    """
+    return _mean_likelihood(logits_of(outputs), labels)
+
+
+def _mean_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """Over a sequence's labels that count, (n, T, V) and (n, T) → (n,); zero if none does."""
+    counts = labels != _IGNORED
+    chosen = labels.long().clamp_min(0).unsqueeze(-1)
     each = log_softmax(logits, -1).gather(-1, chosen).squeeze(-1) * counts
     return each.sum(1) / counts.sum(1).clamp_min(1)
 
 
+def counted(output: Named | Output | None, targets: Iterable[Tensor | None]) -> int:
+    """How many labels of sequences count; of other outputs, how many samples there are."""
+    labels = [target for target in targets if target is not None]
+    if output == "likelihood":
+        labels = [tokens[:, 1:] for tokens in labels]
+    if output in ("likelihood", "tokens"):
+        return sum(int((some != _IGNORED).sum()) for some in labels)
+    return sum(map(len, labels))
+
+
+def refuse_none(output: Named | Output | None, count: int) -> None:
+    """Refuse sequences of which nothing counts: they would protect nothing."""
+    if output in ("likelihood", "tokens") and not count:
+        what = "next token" if output == "likelihood" else "label"
+        raise DataError(f"there is no {what} to remember: all are {_IGNORED}, or none follows")
+
+
+# What can be said of outputs (n, T, V) with labels (n, T).
+SEQUENCES = (
+    "'likelihood' if logits are about the next token, 'tokens' if about the one at their position, "
+    "or a function of outputs and target"
+)
 OUTPUTS: dict[str, Output] = {
     "class": true_class,
     "regression": regression,
     "likelihood": likelihood,
+    "tokens": likelihood_in_place,
 }
 
 
-def named_output(output: Named | Output | None) -> Named | Output | None:
-    """What a user chose to protect, if there is such a thing."""
+def named_output(output: Named | Output | None, model: nn.Module) -> Named | Output | None:
+    """What a user chose to protect, if there is such a thing in the model."""
     known = output is None or callable(output) or (isinstance(output, str) and output in OUTPUTS)
     require(known, "output", output, f"{', '.join(map(repr, OUTPUTS))} or a function")
+    config = getattr(model, "config", None)
+    if output == "likelihood" and getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(
+            "output must be 'tokens' for an encoder-decoder, not 'likelihood': its logits are "
+            "about the label at the same position, not about the next one"
+        )
     return output
 
 
@@ -90,10 +132,11 @@ def chosen_output(
     if logits.dim() == 2 and target.dim() == 1:
         check_target("class", outputs, targets)
         return true_class
-    raise ConfigError(
-        f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}: say with output= what "
-        "to protect, 'likelihood' for a language model, or a function of outputs and target"
-    )
+    raise ConfigError(f"{_shapes(logits, target)}: say with output= what to protect, {SEQUENCES}")
+
+
+def _shapes(logits: Tensor, target: Tensor) -> str:
+    return f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}"
 
 
 def check_target(output: str, outputs: Any, targets: Tensor | None) -> None:

@@ -167,8 +167,8 @@ class Parameters:
                 gradient = here(tensor.grad)
                 if gradient.is_sparse:
                     raise ConfigError(
-                        f"the gradient of {name} is sparse: use project='update', or a layer "
-                        "with sparse=False"
+                        f"the gradient of {name} is sparse, and is to be changed: make the layer "
+                        "with sparse=False, or use project='update' with a method that can"
                     )
                 view.copy_(gradient.detach())
         return out

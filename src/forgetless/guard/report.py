@@ -130,7 +130,8 @@ class MemoryReport:
         for number, task in enumerate(self.tasks, 1):
             line = f"  task {number}: {in_words(task.bytes)}"
             if task.share is not None:
-                line += f", {task.directions} directions, {task.share:.1%} of its variance"
+                share = f"{task.share:.1%} of its variance, at its end"
+                line += f", {task.directions} directions, {share}"
             lines.append(line)
         lines += [f"  {name}: {in_words(size)}" for name, size in self.layers.items()]
         return "\n".join([*lines, *self.notes])

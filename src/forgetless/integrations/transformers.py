@@ -25,8 +25,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     """Keeps what a model has learned in one training through all that follow.
 
     Give the same callback to the `Trainer` of every task. It guards the trainer's optimizer and
-    remembers the task on its training data when training ends without an error. Of a causal
-    language model the log-likelihood of each sequence is protected, unless `output` says otherwise.
+    remembers the task on its training data when training ends without an error. Of a model that
+    generates text the log-likelihood of each sequence is protected, unless `output` says otherwise.
 
     What is remembered is saved as `forgetless.safetensors` in every checkpoint, and loaded when
     training resumes from one in the trainer's output folder; `save` and `load` are for other
@@ -113,7 +113,7 @@ def _full_precision(model: Any) -> Iterator[None]:
 
 
 def _defaults(model: Any) -> GuardOptions:
-    """Sequences' likelihood for models whose logits are about the next token."""
-    generates = hasattr(model, "can_generate") and model.can_generate()
-    causal = generates and not model.config.is_encoder_decoder
-    return {"output": "likelihood"} if causal else {}
+    """The likelihood of sequences for models that generate them."""
+    if not hasattr(model, "can_generate") or not model.can_generate():
+        return {}
+    return {"output": "tokens" if model.config.is_encoder_decoder else "likelihood"}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from typing import Self, final
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
+from forgetless.errors import DataError
 from forgetless.linalg import float64
 from forgetless.tangent import TangentFeatures, held, joined, nothing_held
 
@@ -105,8 +107,11 @@ class Atoms:
     def with_samples(self, phi: TangentFeatures) -> Self:
         """With the features of more samples."""
         gram = phi.gram()
+        total = float(gram.trace())
+        if not isfinite(total):
+            raise DataError("the features of samples to remember are NaN or infinite")
         kept, factor, inside = self._grown(gram, phi.cross_gram(self.phi), None)
-        moments = self._moments(inside, float(gram.trace()))
+        moments = self._moments(inside, total)
         if self.weights is None:
             return replace(
                 self, phi=joined(self.phi, held(phi, kept)), factor=factor, moments=moments

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64, lengths_of_long, orthonormalize
+from forgetless.errors import DataError
+from forgetless.linalg import float64, orthonormalize
 from forgetless.ranks import Ranks
 from forgetless.subspace.base import Record
-from forgetless.subspace.inplace import orthonormalize_in_place
+from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
 from forgetless.subspace.rows import aligned, laid_out
 from forgetless.subspace.storage import DENSE, Storage
 from forgetless.subspace.sweep import coefficients, combination, project_out_rows
@@ -44,6 +46,7 @@ class DenseSubspace:
         storage: how rows are kept.
         movable: if not all parameters can move, the mask (p,) of those that can, the
             pseudo-inverse (S, K, K) of V Vᵀ over them, and how often a projection is done.
+        columns: the columns of those that can.
     """
 
     rows: Tensor
@@ -51,6 +54,7 @@ class DenseSubspace:
     record: Record
     storage: Storage = DENSE
     movable: tuple[Tensor, Tensor, int] | None = None
+    columns: tuple[slice, ...] | None = None
 
     @classmethod
     def empty(cls, theta: Tensor, storage: Storage = DENSE) -> Self:
@@ -105,7 +109,8 @@ class DenseSubspace:
         inverse = torch.linalg.pinv(self._sum(gram), rtol=1e-10, hermitian=True)
         # Of a direction of which little can move, rounding leaves too much the first time.
         steep = self.rank and float(torch.linalg.matrix_norm(inverse, 2).max()) > _STEEP
-        return replace(self, movable=(mask, inverse, 2 if steep else 1))
+        movable = mask, inverse, 2 if steep else 1
+        return replace(self, movable=movable, columns=tuple(columns))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
@@ -132,6 +137,8 @@ class DenseSubspace:
 
         What is already inside, or depends on the other vectors, adds nothing.
         """
+        if not all(map(isfinite, totals)):
+            raise DataError("the features of samples to remember are NaN or infinite")
         ranks = self.storage.ranks
         shares = [_squared(v, ranks) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
         found = [_taken_apart(v, old, ranks) for v, old in zip(vectors, self.rows, strict=True)]
@@ -145,8 +152,9 @@ class DenseSubspace:
             rows[s, self.rank : size] = new
             moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, _TINY))
         record = self.record.with_task([len(new) for new, _ in found], shares)
-        grown = replace(self, rows=rows, moments=moments, record=record)
-        return grown.stored(self.storage)
+        grown = replace(self, rows=rows, moments=moments, record=record, movable=None)
+        kept = grown.stored(self.storage)
+        return kept if self.columns is None else kept.restricted(self.columns)
 
     def _room(self, count: int, like: Tensor) -> Tensor:
         """Zero rows (S, count, p), as they are kept unless they are still to be made fewer."""
@@ -178,7 +186,8 @@ class DenseSubspace:
         kept = replace(self, storage=storage)._truncated()
         device = kept.rows.device if storage.device is None else storage.device
         rows = kept.rows.to(device, storage.dtype or kept.rows.dtype)
-        if device.type == "cpu" and torch.cuda.is_available():
+        # Rows that wait for a model on a GPU are copied there again and again.
+        if storage.device is not None and device.type == "cpu" and torch.cuda.is_available():
             rows = rows.pin_memory()
         return replace(kept, rows=laid_out(rows))
 

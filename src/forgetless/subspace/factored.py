@@ -31,12 +31,14 @@ class FactoredSubspace:
         storage: how directions are kept.
         movable: if not all parameters can move, for each seed their mask (p,) and the
             pseudo-inverse (K, K) of the Gram matrix over them.
+        columns: the columns of those that can.
     """
 
     atoms: tuple[Atoms, ...]
     record: Record
     storage: Storage = FACTORED
     movable: tuple[Movable, ...] | None = None
+    columns: tuple[slice, ...] | None = None
 
     @classmethod
     def empty(cls, theta: Tensor, storage: Storage = FACTORED) -> Self:
@@ -61,7 +63,7 @@ class FactoredSubspace:
     def project_out(self, g: Tensor) -> Tensor:
         """G without its part in the subspace: (S, p) → (S, p)."""
         if not self.atoms:
-            return g
+            return g if self.columns is None else _only(g, self.columns)
         movable = self.movable or (None,) * len(self.atoms)
         problems = zip(self.atoms, g, movable, strict=True)
         works = [partial(atoms.project_out, one, free) for atoms, one, free in problems]
@@ -70,7 +72,7 @@ class FactoredSubspace:
     def restricted(self, columns: Sequence[slice]) -> Self:
         """The same subspace where only the parameters in these columns can move."""
         movable = tuple(atoms.restricted(columns) for atoms in self.atoms)
-        return replace(self, movable=movable or None)
+        return replace(self, movable=movable or None, columns=tuple(columns))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
@@ -93,9 +95,11 @@ class FactoredSubspace:
     def _extended(self, grown: Sequence[Atoms], shares: Sequence[float]) -> Self:
         before = [atoms.rank for atoms in self.atoms] or [0] * len(grown)
         new = [atoms.rank - rank for atoms, rank in zip(grown, before, strict=True)]
-        with_task = replace(self, atoms=tuple(grown), record=self.record.with_task(new, shares))
+        record = self.record.with_task(new, shares)
+        with_task = replace(self, atoms=tuple(grown), record=record, movable=None)
         limit = self.storage.max_rank
-        return with_task if limit is None else with_task.limited(limit)
+        kept = with_task if limit is None else with_task.limited(limit)
+        return kept if self.columns is None else kept.restricted(self.columns)
 
     def limited(self, limit: int) -> Self:
         """No more than `limit` directions: those that explain most of all tasks' features.
@@ -148,3 +152,11 @@ class FactoredSubspace:
             small = (tensors[name].to(exact) for name in ("factor", "moments"))
             atoms.append(Atoms(phi, weights, next(small), next(small)))
         return cls(tuple(atoms), record, storage)
+
+
+def _only(g: Tensor, columns: Sequence[slice]) -> Tensor:
+    """G in these columns, zero elsewhere."""
+    kept = torch.zeros_like(g)
+    for some in columns:
+        kept[:, some] = g[:, some]
+    return kept

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.linalg import solve_triangular
+from torch.linalg import solve_triangular, vector_norm
 
-from forgetless.linalg import float64, lengths_of_long, product_of_long
+from forgetless.linalg import float64, product_of_long
 from forgetless.ranks import Ranks
 
 # Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
@@ -17,6 +17,8 @@ _SETTLED = {torch.float32: 1e-6, torch.float64: 1e-14}
 _NEARLY = {torch.float32: 1e-4, torch.float64: 1e-8}
 # What is left of a row that depends on others, relative to its length, is rounding.
 _DEPENDENT = 1e-5
+# Columns of a row whose squares are summed in its own precision.
+_PIECE = 1024
 
 
 def orthonormalize_in_place(
@@ -42,7 +44,7 @@ def orthonormalize_in_place(
     old = float64(vectors.new_zeros(d, len(against)))
     new = torch.eye(d).to(old)
     for round_ in range(3):
-        lengths = _lengths(vectors, ranks).to(old).clamp_min(torch.finfo(torch.float32).tiny)
+        lengths = _lengths(vectors, ranks).to(old).clamp_min(torch.finfo(vectors.dtype).tiny)
         vectors /= lengths.unsqueeze(1).to(vectors)
         new = new * lengths
         # What the first round leaves inside of Q by rounding, the second takes out.
@@ -97,6 +99,26 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
         kept.append(i)
     found = torch.stack(columns, 1) if columns else gram.new_zeros(size, 0).cpu()
     return found.to(gram), torch.tensor(kept, dtype=torch.long, device=gram.device)
+
+
+def lengths_of_long(rows: Tensor) -> Tensor:
+    """Of each row, in float64: (d, p) → (d,).
+
+    Short pieces are summed in the rows' own precision, which is far faster, and the pieces in
+    float64: in float32 alone a millionth would be lost. Rows whose squares it cannot hold are
+    scaled first.
+    """
+    whole = rows.shape[1] // _PIECE * _PIECE
+    pieces = vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+    rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    found: Tensor = vector_norm(float64(torch.cat([pieces, rest], dim=1)), dim=1)
+    limits = torch.finfo(rows.dtype)
+    unsafe = (found < _PIECE * limits.tiny**0.5) | ~found.isfinite()
+    if rows.shape[1] and bool(unsafe.any()):
+        scale = rows[unsafe].abs().amax(1).clamp_min(limits.tiny)
+        scaled = vector_norm(float64(rows[unsafe] / scale.unsqueeze(1)), dim=1)
+        found[unsafe] = float64(scale) * scaled
+    return found
 
 
 def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:

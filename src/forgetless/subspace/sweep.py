@@ -102,4 +102,5 @@ def _blocks(basis: Tensor, like: Tensor) -> Iterator[Tensor]:
     if basis.device == like.device and basis.dtype == like.dtype and height != _HEIGHT:
         height = max(1, len(basis))  # nothing to copy, and no cache to stay in
     for block in basis.split(height):
-        yield block.to(like, non_blocking=True)
+        # A copy to the CPU would be read before it is there.
+        yield block.to(like, non_blocking=like.is_cuda)

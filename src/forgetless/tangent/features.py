@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from typing import Self, final
 
 import torch
@@ -15,6 +16,9 @@ from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.memory import refuse_more_than_memory
 from forgetless.tangent.problem import Problem, Scalar
 from forgetless.tangent.spectrum import principal_weights
+
+# Squared length of the longest feature above which float32 holds what matters of the others.
+_SMALL_SQUARE = 1e-20
 
 
 @final
@@ -166,7 +170,9 @@ class TangentFeatures:
 
     def precise_enough_gram(self) -> Tensor:
         """φ φᵀ, (n, n), in the precision that its top directions need."""
-        return self._products(self, _precise_enough(self.like))
+        gram = self._products(self, _precise_enough(self.like))
+        fits = gram.dtype == torch.float64 or _SMALL_SQUARE < float(gram.diagonal().max()) < inf
+        return gram if fits else self.gram()
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, part by part, every parameter a block."""

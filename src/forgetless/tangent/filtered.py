@@ -16,7 +16,8 @@ def filtered(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor
     """Subspace iteration with half as many vectors again, a Chebyshev polynomial of K at a time.
 
     On [0, λ_b], λ_b the smallest Ritz value, the polynomial is at most one; above, it grows fast.
-    All problems go through the same rounds, until the last of them is solved.
+    All problems go through the same rounds, until the last of them is solved; what was found is
+    put aside.
 
     Arguments:
         gram: K, (*, n, n), symmetric positive semi-definite.
@@ -32,6 +33,8 @@ def filtered(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor
     shape = n, count + max(_MORE, count // 2)
     block = torch.randn(shape, generator=generator, dtype=exact.dtype, device=exact.device)
     block = exact @ (exact @ block)
+    best: tuple[Tensor, Tensor] | None = None
+    done = torch.zeros(gram.shape[:-2], dtype=torch.bool, device=exact.device)
     for _ in range(_ROUNDS):
         basis = orthonormal_columns(block / block.norm(dim=-2, keepdim=True))
         image = exact @ basis
@@ -40,17 +43,22 @@ def filtered(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor
         basis, image = basis @ turn, image @ turn
         residuals = (image - basis * values.unsqueeze(-2)).norm(dim=-2)[..., :count]
         allowed = tolerance * (values[..., :1] * values[..., :count]).sqrt()
-        solved = (residuals <= allowed).all(-1)
-        if bool(solved.all()):
-            return values[..., :count], basis[..., :count].contiguous()
+        here = values[..., :count], basis[..., :count].contiguous()
+        best = here if best is None else (
+            torch.where(done.unsqueeze(-1), best[0], here[0]),
+            torch.where(done[..., None, None], best[1], here[1]),
+        )  # fmt: skip
+        done = done | (residuals <= allowed).all(-1)
+        if bool(done.all()):
+            return best
         largest, smallest = values[..., 0], values[..., -1]
         spreads = torch.where(smallest > 0, largest / smallest, torch.inf)
-        spread = float(spreads.where(~solved, 1).max())
+        spread = float(spreads.where(~done, 1).max())
         if not spread < torch.inf:
             return None
         degree = max(2, min(10, int(_RANGE / log10(4 * spread))))
-        # Where all is found, a polynomial that is at most one everywhere keeps it.
-        block = _chebyshev(exact, basis, image, torch.where(solved, largest, smallest / 2), degree)
+        # Of one that is done nothing is wanted but that it stays finite.
+        block = _chebyshev(exact, basis, image, torch.where(done, largest, smallest / 2), degree)
     return None
 
 
