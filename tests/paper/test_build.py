@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,7 +14,13 @@ import pytest
 
 from forgetless.cli import main
 from forgetless.paper import ARTEFACTS
-from forgetless.paper.artefacts import kernel_change, memory_sweep, same_bytes, table1
+from forgetless.paper.artefacts import (
+    kernel_change,
+    memory_sweep,
+    methods_summary,
+    same_bytes,
+    table1,
+)
 from forgetless.paper.build import Plan, build
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import judged
@@ -21,6 +28,7 @@ from forgetless.paper.page import make_page
 from forgetless.paper.printed import Cell
 from forgetless.paper.scale import SMALL
 from forgetless.paper.store import load_results, rounded
+from forgetless.paper.work import Workshop
 from forgetless.trace import load_trace
 
 ROOT = Path(__file__).parents[2]
@@ -213,8 +221,17 @@ def test_of_the_same_bytes_every_row_stands_alone(built, tmp_path, monkeypatch):
         assert part not in record["lacks"]
         assert part.removeprefix("rotated ") in record["data"]["methods"]
     page, _ = make_page({"same-bytes": record}, "images")
-    assert "Best of those that keep no image: OGD" in page
+    assert re.search(r"keep no image, within \d+ MB: OGD, 8 samples, ", page)
     assert "still win when OGD stores factored samples?** Not measured yet: same-bytes on" in page
+
+
+def test_twice_the_rows_in_bfloat16_are_said_to_take_what_they_take(built):
+    scale = replace(SMALL, memory=2 * SMALL.memory)
+    workshop = Workshop(scale, built / "runs/paper", None, "cpu", {})
+    data = records(built)["same-bytes"]["data"]
+    for method, what in (("ogd", "OGD, 16 samples"), ("pca-ogd", "PCA-OGD, 16 directions")):
+        kept = methods_summary.kept_bytes(workshop, "rotated", method, "bfloat16")
+        assert data["methods"][f"{what} in bfloat16"]["bytes"] == kept > data["budget"]
 
 
 def test_without_results_nothing_that_needs_them_is_decided():

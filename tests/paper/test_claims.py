@@ -1,21 +1,27 @@
 """Verdicts follow from the numbers: each test can come out every way."""
 
 import pytest
+from scipy.stats import sem
 
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import FAILS, HOLDS, RELEASED_ONLY, UNDECIDED, judged
+from forgetless.paper.numbers import standard_error
 from forgetless.paper.printed import TABLE1
 
 
-def verdict(words, *, lacks=(), **data):
-    """The verdict on the one claim that says these words, from the data of artefacts."""
+def finding(words, *, lacks=(), **data):
+    """Verdict, measurement and reason of the one claim that says these words, from data."""
     claims = [c for group in ALL.values() for c in group if words in c.says]
     assert len(claims) == 1
     records = {
         name.replace("_", "-"): {"data": value, "lacks": list(lacks)}
         for name, value in data.items()
     }
-    return judged(claims[0], records)[0]
+    return judged(claims[0], records)
+
+
+def verdict(words, **data):
+    return finding(words, **data)[0]
 
 
 def cells(**averages):
@@ -32,9 +38,11 @@ def cells(**averages):
         ([90.0, 90.2], [70.0, 70.2], RELEASED_ONLY),
         ([70.0, 70.2], [90.0, 90.2], FAILS),
         ([80.0, 80.4], [80.0, 80.4], UNDECIDED),
+        # 0.5 ahead: two standard errors are 0.57, and would be 0.4 if one divided by n.
+        ([80.4, 80.8], [80.4, 80.8], UNDECIDED),
     ],
 )
-def test_the_best_method_must_be_ahead_by_more_than_the_spread(released, corrected, expected):
+def test_the_best_method_must_be_ahead_by_two_standard_errors(released, corrected, expected):
     data = {
         "rotated": {
             name: cells(a_gem=own, sgd=[79.9, 80.3], ogd=[60.0, 60.0])
@@ -93,3 +101,149 @@ def test_twice_as_efficient_means_as_good_with_half_the_memory(pca, expected):
 def test_a_bound_that_is_broken_once_does_not_hold(several, expected):
     data = {"bounds": {"SGD": {"one": 1.0, "several": several, "valid": 1.0}}}
     assert verdict("Δ of SGD ≤", theory=data) == expected
+
+
+def test_the_standard_error_is_that_of_scipy_and_unknown_for_one_seed():
+    values = [80.0, 81.5, 79.2]
+    assert standard_error(values) == pytest.approx(sem(values))
+    data = {"rotated": {"released": cells(a_gem=[90.0], sgd=[70.0])}}
+    assert verdict("A-GEM is the best on Rotated", protocols=data) == UNDECIDED
+
+
+def timed(seconds, device):
+    return {"seconds": seconds} | ({"device": device} if device else {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "seconds", "expected"),
+    [
+        (("H200", "H200"), 20.0, HOLDS),
+        (("H200", "H200"), 5.0, FAILS),
+        (("cpu", "H200"), 4000.0, UNDECIDED),
+        ((None, None), 20.0, UNDECIDED),  # results of before devices were noted
+    ],
+)
+def test_only_runs_of_one_device_are_faster_or_slower(devices, seconds, expected):
+    more = {"rotated": {"gem-nt": timed(seconds, devices[0])}}
+    table = {"rotated": {"a-gem": timed(10.0, devices[1])}}
+    assert verdict("and A-GEM is faster", more_methods=more, table1=table) == expected
+
+
+def test_a_benchmark_with_two_devices_does_not_decide_and_is_named():
+    more = {"permuted": {"gem-nt": timed(20, "H200")}, "rotated": {"gem-nt": timed(1, "cpu")}}
+    table = {"permuted": {"a-gem": timed(10, "H200")}, "rotated": {"a-gem": timed(10, "H200")}}
+    word, measured, why = finding("and A-GEM is faster", more_methods=more, table1=table)
+    assert (word, measured) == (HOLDS, "GEM-NT / A-GEM: Permuted 2.0")
+    assert why.endswith("not on the same device: Rotated")
+
+
+def costs(storage, device="H200"):
+    """OGD's times, so kept and on that device, beside those of PCA-OGD, six times as long."""
+    return (
+        {m: {"training": 1.0, "consolidation": s} for m, s in (("ogd", 1.0), ("pca-ogd", 6.0))},
+        {
+            "ogd": {"storage": storage, "device": device},
+            "pca-ogd": {"storage": "dense", "device": "H200"},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [(("dense",), FAILS), (("factored",), UNDECIDED), (("dense", "cpu"), UNDECIDED)],
+)
+def test_the_pca_step_is_compared_with_gram_schmidt_alone(how, expected):
+    seconds, ran = costs(*how)
+    data = {"seconds": {"cifar": seconds}, "ran": {"cifar": ran}}
+    word, measured, why = finding("The PCA step costs nothing", methods=data)
+    assert word == expected
+    assert ("Split CIFAR" in measured) is (expected == FAILS)
+    assert ("Split CIFAR is left out" in why) is (expected == UNDECIDED)
+
+
+def overlaps(**points):
+    """Points of the drop figure by variant: largest singular value, drop."""
+    return {
+        name.replace("__", "-").replace("_", " "): {
+            "later": {"15": {"largest": [overlap]}},
+            "drop": [drop],
+        }
+        for name, (overlap, drop) in points.items()
+    }
+
+
+def test_the_correlation_is_given_with_and_without_gem_nt():
+    data = {
+        "rotated": overlaps(
+            sgd_100=(0.9, 40), gem__nt_100=(0.95, 5), ogd_100=(0.5, 20), pca__ogd_100=(0.3, 10)
+        )
+    }
+    word, measured, why = finding("go with a smaller drop", overlap_later=data)
+    assert (word, measured) == (FAILS, "-0.20 over 4 points")
+    assert "-0.200 over all 4 points" in why
+    assert "1.000 over the 3 without GEM-NT" in why
+
+
+@pytest.mark.parametrize(
+    ("pca", "expected", "reason"),
+    [
+        ((0.4, 10.0), HOLDS, ""),
+        ((0.6, 10.0), FAILS, "where they are not, the drop is smaller all the same: by 10.0 at"),
+        ((0.6, 30.0), FAILS, ""),
+    ],
+)
+def test_drops_are_a_reason_only_where_they_differ(pca, expected, reason):
+    data = {"rotated": overlaps(ogd_25=(0.5, 20.0), pca__ogd_25=pca)}
+    word, _, why = finding("its eigenvalues of O(1→15) are lower", overlap_later=data)
+    assert word == expected
+    assert why.startswith(reason)
+    assert bool(why) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("forgets", "last", "expected", "learns"),
+    [(1.0, 70.0, HOLDS, True), (1.0, 95.0, HOLDS, False), (9.0, 70.0, FAILS, False)],
+)
+def test_ewc_learns_least_only_if_it_does(forgets, last, expected, learns):
+    data = {
+        "permuted": {"released": {"ewc": {"forgetting": [forgets]}, "sgd": {"forgetting": [5]}}}
+    }
+    table = {"permuted": {"ewc": {"final": [[80.0, last]]}, "sgd": {"final": [[60.0, 90.0]]}}}
+    word, _, why = finding("EWC forgets least", protocols=data, table1=table)
+    assert word == expected
+    assert why == ("and learns least: 70.0 on the last task, the others 90.0 or more" * learns)
+
+
+def following(permuted, rotated):
+    """SGD's singular values of O(1→2), and PCA-OGD's, with least and with most memory."""
+    return {
+        benchmark: {
+            "sgd 100": {"largest": [largest[0]], "mean": [mean]},
+            **{f"ogd {d}": {} for d in (25, 200)},
+            **{f"pca-ogd {d}": {"largest": [v]} for d, v in zip((25, 200), largest, strict=True)},
+        }
+        for benchmark, (mean, largest) in (("permuted", permuted), ("rotated", rotated))
+    }
+
+
+@pytest.mark.parametrize(
+    ("mean", "largest", "expected", "why"),
+    [
+        (0.1, 0.5, HOLDS, "the largest is 50 % of Rotated's"),
+        (0.1, 0.1, HOLDS, ""),
+        (0.4, 0.5, FAILS, ""),
+    ],
+)
+def test_how_large_the_largest_is_follows_from_it(mean, largest, expected, why):
+    data = following((mean, (largest, largest)), (0.5, (1.0, 1.0)))
+    found = finding("Permuted's eigenvalues are very small", overlap_next=data)
+    assert found[::2] == (expected, why)
+
+
+@pytest.mark.parametrize(
+    ("most", "expected", "why"),
+    [(0.45, HOLDS, ""), (0.25, FAILS, "from 0.50 to 0.25, on Rotated from 1.00 to 0.75")],
+)
+def test_how_far_eigenvalues_fall_is_the_reason_that_they_do(most, expected, why):
+    data = following((0.1, (0.5, most)), (0.5, (1.0, 0.75)))
+    assert finding("more memory hardly lowers", overlap_next=data)[::2] == (expected, why)

@@ -1,6 +1,7 @@
 """Four questions that the paper leaves open, answered from the results."""
 
 from collections.abc import Callable
+from math import isnan
 
 from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
@@ -8,6 +9,8 @@ from forgetless.paper.claims.base import measured
 from forgetless.paper.numbers import mean, shown
 from forgetless.paper.pictures import LABELS, NAMES
 from forgetless.paper.store import Results, readable
+
+_RELATED = 0.3  # correlation from which two things go together
 
 
 def _agem(protocols: Data) -> str:
@@ -48,15 +51,13 @@ def _gap(gap: Data) -> str:
     likeness = forgetting_gap.likeness(gap)
     far = [f"{NAMES[b]} {LABELS[m]}" for b, m in forgetting_gap.out_of_reach(gap)]
     text = (
-        "Final accuracies agree; it is the best ones before that are higher in the paper, by "
+        "Final accuracies agree; it is the best ones that are higher in the paper, by "
         f"{mean(differences):.1f} points on average and {most:.1f} for {LABELS[method]} on "
         f"{NAMES[benchmark]}. "
     )
-    if likeness < 0.5:
+    if not isnan(likeness):
         text += (
-            "Noise of evaluating on 256 images does not explain it: it would raise F_T most "
-            "where little is missing "
-            f"(correlation {likeness:.2f}). "
+            f"Noise of evaluating on 256 images {_noise(likeness)} (correlation {likeness:.2f}). "
         )
     if far:
         text += (
@@ -66,17 +67,33 @@ def _gap(gap: Data) -> str:
     return text
 
 
+def _noise(likeness: float) -> str:
+    """Whether what noise would add to F_T is like what is missing, by their correlation."""
+    if likeness >= _RELATED:
+        return "may explain some of it: it would raise F_T most where most is missing"
+    if likeness > -_RELATED:
+        return "does not explain it: what it would add to F_T is unrelated to what is missing"
+    return "does not explain it: it would raise F_T most where least is missing"
+
+
 def _bytes(data: Data) -> str:
-    """Whether PCA-OGD wins when OGD may use its bytes for factored samples."""
-    methods = data["methods"]
+    """Whether PCA-OGD wins when OGD may use its bytes for factored samples, and in bfloat16."""
+    methods, over = data["methods"], same_bytes.over_budget(data)
     factored = next(name for name in methods if "factored" in name)
-    pca = next(name for name in methods if name.startswith("PCA-OGD") and "bfloat16" not in name)
+    halved = [name for name in methods if name.endswith("in bfloat16")]
+    pca = next(name for name in methods if name.startswith("PCA-OGD") and name not in halved)
     ours, theirs = methods[factored]["average"], methods[pca]["average"]
-    word = "No" if mean(ours) > mean(theirs) else "Yes"
+    word = "no" if mean(ours) > mean(theirs) else "yes"
+    reached = " and ".join(
+        f"{shown(methods[name]['average'])} with {name.removesuffix(' in bfloat16')} "
+        f"({over.get(name, 'no more bytes')})"
+        for name in halved
+    )
     name, value = same_bytes.best(data)
     return (
-        f"{word}: {factored} reach A_T {shown(ours)} in the bytes of {pca}, {shown(theirs)}. "
-        f"And in no more bytes, {name} reaches {value:.1f}."
+        f"As float32 rows, {word}: A_T is {shown(theirs)} with {pca}, and {shown(ours)} with "
+        f"{factored}, in as many bytes. In bfloat16 it is {reached}. And in no more bytes, {name} "
+        f"reaches {value:.1f}."
     )
 
 

@@ -1,6 +1,7 @@
 """Means and spreads of seeds, tables in Markdown, and the rules by which numbers agree."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def accuracies(trace: Trace) -> dict[str, Any]:
     """What the tables need of a run's accuracy matrix, seed by seed.
 
     average and forgetting (S,), final, learned and best (S, T): accuracy on each task at the end,
-    right after learning it, and the best from then on.
+    right after learning it, and the best from then on. seconds is how long it took, on device.
     """
     a = trace.accuracy
     if diverged(trace):
@@ -33,6 +34,7 @@ def accuracies(trace: Trace) -> dict[str, Any]:
         "learned": np.diagonal(a, axis1=1, axis2=2),
         "best": np.stack([a[:, s:, s].max(1) for s in range(tasks)], 1),
         "seconds": trace.timings["total"],
+        "device": trace.versions["device"],
     }
 
 
@@ -46,9 +48,20 @@ def std(values: Any) -> float:
     return float(np.std(np.asarray(values, float)))
 
 
+def standard_error(values: Any) -> float:
+    """Of the mean over seeds, s / √n with s² = Σ (x − x̄)² / (n − 1); infinite for one seed."""
+    found = np.asarray(values, float)
+    return float(np.std(found, ddof=1)) / len(found) ** 0.5 if len(found) > 1 else inf
+
+
 def shown(values: Any, digits: int = 1) -> str:
     """Mean ± standard deviation."""
     return f"{mean(values):.{digits}f} ± {std(values):.{digits}f}"
+
+
+def same_device(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether seconds of two runs compare; of older results the device is not known."""
+    return one.get("device") is not None and one["device"] == other.get("device")
 
 
 def allowance(least: float, printed_std: float, ours: float) -> float:

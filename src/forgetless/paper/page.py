@@ -89,11 +89,12 @@ def _head(records: Results) -> list[str]:
         "said; accuracies and differences in percent and points.",
         "",
         "*A_T* is the mean final accuracy over all tasks, *F_T* the mean over all but the last of "
-        "the best accuracy before minus the final one. *Δ* is how far a task's outputs move while "
-        "later ones are learned, squared and summed, and *O(s→k)* the overlap matrix of tasks s "
-        "and k, whose singular values the paper calls eigenvalues. *Released* is the paper's code "
-        "as it ran; *corrected* has the methods as they should be on a network that trains as a "
-        "whole, *frozen* the same methods on the network as the released code trains it.",
+        "the best accuracy, from learning the task to the end, minus the final one. *Δ* is how far "
+        "a task's outputs move while later ones are learned, squared and summed, and *O(s→k)* the "
+        "overlap matrix of tasks s and k, whose singular values the paper calls eigenvalues. "
+        "*Released* is the paper's code as it ran; *corrected* has the methods as they should be "
+        "on a network that trains as a whole, *frozen* the same methods on the network as the "
+        "released code trains it.",
         "",
     ]
     if small:

@@ -44,7 +44,7 @@ def _noisy(accuracy: NDArray[np.float64]) -> float:
 
 
 def implied_best(benchmark: str, method: str) -> float:
-    """Mean best accuracy on all tasks but the last that the printed A_T and F_T imply."""
+    """Mean best accuracy on all tasks but the last that printed final accuracies and F_T imply."""
     final = FINAL[benchmark][method][0]
     return TABLE1[benchmark][method].forgetting + float(np.mean(final[:-1]))
 

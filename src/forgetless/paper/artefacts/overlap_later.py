@@ -80,18 +80,30 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     return data
 
 
-def points(data: Data, benchmark: str = DROP) -> list[tuple[str, float, float]]:
-    """Of the drop figure: variant, largest singular value for the last task, drop."""
+def points(
+    data: Data, benchmark: str = DROP, without: str | None = None
+) -> list[tuple[str, float, float]]:
+    """Of the drop figure: variant, largest singular value for the last task, drop.
+
+    Arguments:
+        data: of this artefact.
+        benchmark: whose.
+        without: a method that is left out.
+    """
     found = []
     for variant, of in data[benchmark].items():
+        if variant.split()[0] == without:
+            continue
         last = list(of["later"].values())[-1]
         found.append((variant, mean(last["largest"]), mean(of["drop"])))
     return found
 
 
-def rank_correlation(data: Data, benchmark: str = DROP) -> tuple[float, float]:
-    """Spearman's, of overlap and drop over the points of the drop figure, and its p-value."""
-    _, overlap, drop = zip(*points(data, benchmark), strict=True)
+def rank_correlation(
+    data: Data, benchmark: str = DROP, without: str | None = None
+) -> tuple[float, float]:
+    """Spearman's, of overlap and drop over the `points` of the drop figure, and its p-value."""
+    _, overlap, drop = zip(*points(data, benchmark, without), strict=True)
     found = spearmanr(overlap, drop)
     return float(found.statistic), float(found.pvalue)
 

@@ -1,4 +1,4 @@
-"""Beyond the paper: every method with the bytes that PCA-OGD(100) uses on Rotated MNIST."""
+"""Beyond the paper: every method with about the bytes that PCA-OGD(100) uses on Rotated MNIST."""
 
 from collections.abc import Callable
 from math import isqrt
@@ -16,6 +16,7 @@ from forgetless.paper.work import Workshop
 BENCHMARK = "rotated"
 LIMIT = 640e6  # bytes for the best result
 _SMALL_MATRICES = 24  # bytes of the three K×K matrices of float64 that factored samples need
+_MOMENTS = 8  # bytes of the one that K dense rows have
 
 
 def _budget(results: Results) -> int:
@@ -39,6 +40,12 @@ def samples_that_fit(budget: int, sample: float, tasks: int, small: int) -> int:
     return int(most / tasks)
 
 
+def of_more_rows(kept: int, rows: int, times: int) -> int:
+    """Bytes of `times` as many dense rows, from those of K: b p K + 8 K², b bytes a number."""
+    moments = _MOMENTS * rows**2
+    return times * (kept - moments) + times**2 * moments
+
+
 def variants(scale: Scale, results: Results) -> dict[str, tuple[Run, float]]:
     """Runs by name, each with the bytes that it keeps of all tasks but the last."""
     budget, earlier = _budget(results), scale.tasks(BENCHMARK) - 1
@@ -57,6 +64,7 @@ def variants(scale: Scale, results: Results) -> dict[str, tuple[Run, float]]:
         return table1.cell_run(scale, BENCHMARK, method)
 
     few = image * scale.memory * earlier
+    twice = of_more_rows(of_bytes["pca-ogd bfloat16"], scale.memory * earlier, 2)
     return {
         "SGD": (cell("sgd"), 0.0),
         "EWC": (cell("ewc"), of_bytes["ewc dense"]),
@@ -68,7 +76,7 @@ def variants(scale: Scale, results: Results) -> dict[str, tuple[Run, float]]:
         f"A-GEM, {images} samples": (run("a-gem", memory=images), image * images * earlier),
         f"OGD, {scale.memory} samples": (cell("ogd"), of_bytes["ogd dense"]),
         f"OGD, {2 * scale.memory} samples in bfloat16": (
-            run("ogd", memory=2 * scale.memory, storage="bfloat16"), of_bytes["pca-ogd dense"],
+            run("ogd", memory=2 * scale.memory, storage="bfloat16"), twice,
         ),
         f"OGD, {gradients} factored samples": (
             run("ogd", memory=gradients, storage="factored"),
@@ -76,8 +84,7 @@ def variants(scale: Scale, results: Results) -> dict[str, tuple[Run, float]]:
         ),
         f"PCA-OGD, {scale.memory} directions": (cell("pca-ogd"), of_bytes["pca-ogd dense"]),
         f"PCA-OGD, {2 * scale.memory} directions in bfloat16": (
-            run("pca-ogd", memory=2 * scale.memory, storage="bfloat16"),
-            of_bytes["pca-ogd dense"],
+            run("pca-ogd", memory=2 * scale.memory, storage="bfloat16"), twice,
         ),
         "joint training on all images": (
             more_methods.cell_run(scale, BENCHMARK, "joint"), image * size * earlier,
@@ -112,8 +119,22 @@ def best(data: Data) -> tuple[str, float]:
 
 
 def best_without_images(data: Data) -> tuple[str, float]:
-    """The best A_T among the methods that keep directions, no images."""
-    return _best(data, lambda name, of: "OGD" in name)
+    """The best A_T within the budget among the methods that keep directions, no images.
+
+    Factored samples have the images in them, as inputs of the first layer.
+    """
+    left_out = {name for name in data["methods"] if "factored" in name} | over_budget(data).keys()
+    return _best(data, lambda name, of: "OGD" in name and name not in left_out)
+
+
+def over_budget(data: Data) -> dict[str, str]:
+    """The rows that take more than PCA-OGD's bytes, each with "7 % more bytes"."""
+    shares = {name: of["bytes"] / data["budget"] for name, of in data["methods"].items()}
+    return {
+        name: f"{max(1, round(100 * (share - 1)))} % more bytes"
+        for name, share in shares.items()
+        if share > 1
+    }
 
 
 def _best(data: Data, counts: Callable[[str, Data], bool]) -> tuple[str, float]:
@@ -124,20 +145,34 @@ def _best(data: Data, counts: Callable[[str, Data], bool]) -> tuple[str, float]:
 
 def show(data: Data, pictures: Pictures) -> list[str]:
     """One row a method."""
+    methods, budget = data["methods"], data["budget"]
     rows = [
-        [name, f"{of['bytes'] / 1e6:.1f} MB", shown(of["average"]), shown(of["forgetting"])]
-        for name, of in data["methods"].items()
+        [
+            name,
+            f"{of['bytes'] / 1e6:.1f} MB",
+            f"{100 * of['bytes'] / budget:.0f} %",
+            shown(of["average"]),
+            shown(of["forgetting"]),
+        ]
+        for name, of in methods.items()
     ]
+    over = over_budget(data)
+    beyond = "; ".join(f"{n}, {mean(methods[n]['average']):.1f} with {w}" for n, w in over.items())
+    what = "In as many bytes or fewer" + ("; rows over 100 % take more:" if over else ":")
     name, value = best(data)
     directions, least = best_without_images(data)
+    headings = ("bytes", "of PCA-OGD's", "A_T", "F_T")
     return [
-        f"PCA-OGD keeps {data['budget'] / 1e6:.0f} MB for one seed while the last task is learned. "
-        "That is more than all images of all tasks take. In as many bytes:",
+        f"PCA-OGD keeps {budget / 1e6:.0f} MB for one seed while the last task is learned. That is "
+        f"more than all images of all tasks take. {what}",
         "",
-        *table([f"{NAMES[BENCHMARK]}, kept of each task", "bytes", "A_T", "F_T"], rows),
+        *table([f"{NAMES[BENCHMARK]}, kept of each task", *headings], rows),
         f"Best under {LIMIT / 1e6:.0f} MB: **{name}, A_T {value:.1f}**. Best of those that keep no "
-        f"image: {directions}, {least:.1f}. A-GEM and joint training with more images cost no more "
-        f"time; {LABELS['gem-nt']} and {LABELS['gem']} look at all their samples in every step and "
+        f"image, within {budget / 1e6:.0f} MB: {directions}, {least:.1f}; factored samples have "
+        "images in them, as inputs of the first layer. "
+        + (f"Over the budget: {beyond}. " if over else "")
+        + "A step of A-GEM or joint training sees a batch of fixed size, however many images are "
+        f"kept; {LABELS['gem-nt']} and {LABELS['gem']} look at all their samples in every step and "
         "stay as they are.",
         "",
     ]
@@ -145,7 +180,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 
 ARTEFACT = Artefact(
     "same-bytes",
-    "Beyond the paper: the same bytes",
+    "Beyond the paper: the same bytes, or a few more",
     "",
     measure,
     show,
