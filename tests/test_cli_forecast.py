@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from forgetless import load_trace
+from forgetless import Forecast, load_trace
 from forgetless.cli import main
 from tests.conftest import forgetless
 
@@ -13,10 +13,12 @@ QUICK = ["--tasks", "2", "--epochs", "2", "--train-per-class", "10"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A short run on rotated digits, and one with heads."""
+    """A short run on rotated digits, one with heads, and one with a single head."""
     root = tmp_path_factory.mktemp("runs")
-    for name in ("rotated", "split"):
-        arguments = ["run", f"{name}-digits", "--method", "sgd", "--seeds", "4,6", *QUICK]
+    single = [*QUICK, "--tasks", "1"]
+    for name, options in (("rotated", QUICK), ("split", QUICK), ("single", single)):
+        family = "rotated" if name == "rotated" else "split"
+        arguments = ["run", f"{family}-digits", "--method", "sgd", "--seeds", "4,6", *options]
         with pytest.raises(SystemExit) as stopped:
             main([*arguments, "--json", "--out", str(root / name)])
         assert stopped.value.code == 0
@@ -29,6 +31,24 @@ def test_a_table_for_people(trained, capsys):
     assert status == 0
     for word in ("plain SGD", "PCA-OGD, 3 directions", "PCA-OGD, 8 directions", "on 15°", "Trust"):
         assert word in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([0.0, 10.0, 20.0], "none"),
+        ([-0.5, 0.0, -20.0], "2 (-20.0), 0 (-0.5)"),
+        ([-10.0, -20.0, -20.0, -1.0], "1 (-20.0), 2 (-20.0), 0 (-10.0)"),
+    ],
+)
+def test_only_classes_that_lose_are_in_danger(changes, words, trained, capsys, monkeypatch):
+    shares = {label: (80.0, 80.0 + change) for label, change in enumerate(changes)}
+    monkeypatch.setattr(Forecast, "by_class", lambda self: shares)
+    status, out, _ = forgetless(
+        ["forecast", trained / "rotated", "--components", "", "--quick"], capsys
+    )
+    assert status == 0
+    assert f"Classes most in danger under plain SGD: {words}\n" in out
 
 
 def test_json_for_programs(trained, capsys):
@@ -58,6 +78,14 @@ def test_heads_and_checkpoints(trained, capsys):
     assert json.loads(out)["now"]["source_accuracy"] == pytest.approx(accuracy)
 
 
+def test_a_run_with_a_budget_can_be_forecast(tmp_path, capsys):
+    run = ["run", "rotated-digits", "--method", "ogd", "--memory", "auto", *QUICK, "--json"]
+    assert forgetless([*run, "--out", tmp_path / "run"], capsys)[0] == 0
+    assert "storage_chosen" in load_trace(tmp_path / "run").config
+    command = ["forecast", tmp_path / "run", "--components", "", "--quick", "--json"]
+    assert forgetless(command, capsys)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -65,17 +93,23 @@ def test_heads_and_checkpoints(trained, capsys):
         (["rotated-digits"], "add --checkpoint FILE"),
         (["RUN/rotated", "--source", "3"], "a task that the run has learned, from 1 to 2"),
         (["RUN/rotated", "--target", "1"], "another task than --source"),
-        (["RUN/rotated", "--target", "0"], "--target must be from 1"),
+        (["RUN/rotated", "--target", "0"], "--target must be a task, from 1 on, not 0"),
         (["RUN/rotated", "--seed", "5"], "--seed must be one of 4, 6"),
         (["RUN/rotated", "--components", "many"], "--components must be counts"),
         (["RUN/rotated", "--lr", "-1"], "lr must be a positive number"),
-        (["RUN/split", "--target", "4"], "the weights do not fit"),
-        (["RUN/split", "--target", "9"], "need 18 classes"),
+        (["RUN/split", "--target", "3"], "the run has 2 tasks"),
+        (["RUN/split", "--source", "2"], "--target must be from 1 to 2, not 3"),
+        (["RUN/split", "--target", "9"], "--target must be from 1 to 2, not 9"),
+        (["RUN/split", "--target", "0"], "--target must be from 1 to 2, not 0"),
+        (["RUN/single"], "the run has 1 task and its network no outputs for others"),
+        (["split-digits", "--checkpoint", "WEIGHTS", "--target", "6"], "split-digits has 5 tasks"),
+        (["split-digits", "--checkpoint", "WEIGHTS"], "the weights do not fit"),
         (["rotated-digits", "--checkpoint", "nowhere"], "--checkpoint nowhere cannot be read"),
     ],
 )
 def test_mistakes_are_one_sentence(trained, arguments, sentence, capsys):
-    filled = [a.replace("RUN", str(trained)) for a in arguments]
+    weights = trained / "split" / "seed-4" / "task-01.safetensors"
+    filled = [a.replace("RUN", str(trained)).replace("WEIGHTS", str(weights)) for a in arguments]
     status, out, err = forgetless(["forecast", *filled], capsys)
     assert status == 2
     assert out == ""

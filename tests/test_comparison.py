@@ -35,6 +35,23 @@ def test_runs_of_one_method_are_told_apart_by_what_differs():
     assert [e.label for e in made.entries] == ["sgd, run 1", "sgd, run 2"]
 
 
+def test_settings_that_a_method_has_no_use_for_tell_nothing_apart():
+    (made,) = compare([trace(memory=5, seeds=(0,)), trace(memory=100, seeds=(1,))])
+    assert [(e.label, e.trace.seeds) for e in made.entries] == [("sgd", (0, 1))]
+    (made,) = compare([trace(memory=5, model="mlp"), trace(memory=100, model="lenet")])
+    assert [e.label for e in made.entries] == ["sgd, model mlp", "sgd, model lenet"]
+    by_count, by_share = {"memory": 10, "variance": None}, {"memory": 100, "variance": 0.9}
+    (made,) = compare([trace("pca-ogd", **by_count), trace("pca-ogd", **by_share)])
+    assert [e.label for e in made.entries] == ["pca-ogd, memory 10", "pca-ogd, variance 0.9"]
+    (made,) = compare([trace(scenario="split-digits", step_degrees=n) for n in (5.0, 9.0)])
+    assert [e.label for e in made.entries] == ["sgd, run 1", "sgd, run 2"]
+
+
+def test_one_trace_is_a_list_of_one():
+    (made,) = compare(trace())
+    assert [e.label for e in made.entries] == ["sgd"]
+
+
 def test_scenarios_are_compared_apart():
     other = trace()
     other.scenario = "others"

@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 
 from forgetless import ConfigError
-from forgetless.config import PRESETS, RELEASED, Config, describe_default, resolve
+from forgetless.config import (
+    PRESETS,
+    RELEASED,
+    Config,
+    describe_default,
+    refuse_unused,
+    resolve,
+    unused_settings,
+)
 
 
 def test_the_papers_settings_are_the_presets():
@@ -75,6 +83,9 @@ def test_other_seeds_are_refused(text):
             "--protocol must be corrected or released",
         ),
         (("rotated-digits", "sgd", {"ewc_fisher": "x"}), "--ewc-fisher must be mean or released"),
+        (("rotated-digits", "sgd", {"hidden": 2.5}), "--hidden must be a whole number"),
+        (("rotated-digits", "ogd", {"memory": 2.5}), "--memory must be a whole number"),
+        (("rotated-digits", "ewc", {"ewc_strength": -1.0}), "--ewc-strength must be a finite"),
     ],
 )
 def test_unknown_names_are_refused(arguments, message):
@@ -96,3 +107,12 @@ def test_defaults_are_described_with_their_exceptions():
     assert describe_default("epochs") == "10, 5 for split-*mnist, 50 for *-cifar100"
     assert describe_default("centred") == "no, yes with --protocol released"
     assert describe_default("variance") == "none"
+
+
+def test_a_setting_that_one_of_several_methods_uses_is_not_refused():
+    given = {"memory": "5", "variance": None, "storage": "factored"}
+    methods = {name: resolve("rotated-digits", name, **given) for name in ("sgd", "gem", "ogd")}
+    refuse_unused(list(methods.values()), given)
+    with pytest.raises(ConfigError, match="sgd, gem have no use for --storage"):
+        refuse_unused([methods["sgd"], methods["gem"]], given)
+    assert unused_settings({"method": {"memory": 5}, "training": {}}) == set()

@@ -11,17 +11,18 @@ ROOT = Path(forgetless.__file__).parent
 ALLOWED = {
     "errors": set(),
     "version": set(),
-    "options": set(),
+    "accepted": {"errors"},
+    "options": {"accepted"},
     "streams": set(),
     "provenance": {"version"},
     "linalg": {"errors"},
     "ranks": {"errors"},
     "tangent": {"errors", "linalg"},
     "capturing": set(),
-    "subspace": {"capturing", "errors", "linalg", "ranks", "tangent"},
-    "methods": {"errors", "linalg", "options", "subspace", "tangent"},
-    "data": {"errors", "options", "streams"},
-    "models": {"errors", "options"},
+    "subspace": {"accepted", "capturing", "errors", "linalg", "ranks", "tangent"},
+    "methods": {"accepted", "errors", "linalg", "options", "subspace", "tangent"},
+    "data": {"accepted", "errors", "options", "streams"},
+    "models": {"accepted", "errors", "options"},
     "metrics": {"errors"},
     "notebook": set(),
     "sizes": {"errors"},
@@ -43,7 +44,7 @@ ALLOWED = {
         "subspace", "tangent",
     },
     "snapshot": {"learner", "methods"},
-    "training": {"errors", "options", "sizes"},
+    "training": {"accepted", "errors", "options", "sizes"},
     "assembly": {
         "data", "errors", "learner", "methods", "models", "network", "streams", "subspace",
         "training",
@@ -57,12 +58,12 @@ ALLOWED = {
         "snapshot", "subspace", "tangent", "trace", "training",
     },
     "fit": {
-        "assembly", "checkpoint", "course", "data", "errors", "footprint", "learner", "methods",
-        "provenance", "saving", "signals", "streams", "subspace", "trace", "training",
+        "accepted", "assembly", "checkpoint", "course", "data", "errors", "footprint", "learner",
+        "methods", "provenance", "saving", "signals", "streams", "subspace", "trace", "training",
     },
     "guard": {
-        "capturing", "errors", "footprint", "linalg", "methods", "ranks", "sizes", "streams",
-        "subspace", "tangent",
+        "accepted", "capturing", "errors", "footprint", "linalg", "methods", "ranks", "sizes",
+        "streams", "subspace", "tangent",
     },
     "distributed": {"errors", "guard", "ranks"},
     "integrations": {"errors", "guard", "methods", "subspace"},
@@ -71,11 +72,14 @@ ALLOWED = {
         "checkpoint", "config", "data", "errors", "fit", "methods", "models", "trace", "training",
     },
     "rebuild": {"config", "data", "errors", "models", "trace"},
-    "comparison": {"errors", "metrics", "notebook", "trace"},
+    "comparison": {"config", "errors", "metrics", "notebook", "trace"},
     "analysis": {
-        "beside", "data", "errors", "models", "rebuild", "subspace", "tangent", "theory", "trace",
+        "accepted", "beside", "data", "errors", "models", "rebuild", "subspace", "tangent",
+        "theory", "trace",
     },
-    "page": {"atomic", "analysis", "comparison", "config", "errors", "metrics", "trace"},
+    "page": {
+        "atomic", "analysis", "comparison", "config", "errors", "metrics", "options", "trace",
+    },
     "plots": {"atomic", "analysis", "comparison", "errors", "metrics", "trace"},
     "loggers": {"errors", "metrics", "training"},
     "engines": {
@@ -83,7 +87,7 @@ ALLOWED = {
         "models", "runs", "signals", "sizes", "trace", "training",
     },
     "report": {"linalg", "metrics", "tangent", "trace"},
-    "theory": {"errors", "linalg", "metrics", "tangent", "trace", "subspace"},
+    "theory": {"accepted", "errors", "linalg", "metrics", "tangent", "trace", "subspace"},
     "paper": {
         "assembly", "atomic", "beside", "config", "data", "driver", "engines", "errors", "fit",
         "linalg", "methods", "metrics", "models", "provenance", "runs", "streams", "subspace",
@@ -91,8 +95,8 @@ ALLOWED = {
     },
     "cli": {
         "analysis", "atomic", "checkpoint", "comparison", "config", "data", "engines", "errors",
-        "loggers", "methods", "models", "page", "paper", "plots", "rebuild", "report", "runs",
-        "fit", "signals", "theory", "trace", "training", "version",
+        "loggers", "methods", "models", "options", "page", "paper", "plots", "rebuild", "report",
+        "runs", "fit", "signals", "theory", "trace", "training", "version",
     },
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forgetless import metrics
+from forgetless.config import unused_settings
 from forgetless.errors import TraceError
 from forgetless.notebook import comparison_html
 from forgetless.trace import Metric, Trace, is_trace, load_trace
@@ -107,14 +108,14 @@ class Comparison:
         return comparison_html(title, ("method", "A_T, %", "F_T, points", "seeds"), rows, maps)
 
 
-def compare(traces: Iterable[Trace]) -> list[Comparison]:
+def compare(traces: Trace | Iterable[Trace]) -> list[Comparison]:
     """Traces side by side, one comparison for each scenario among them.
 
     Runs of one method that differ only in their seeds are one entry; runs of one method with
-    different settings are told apart by these settings.
+    different settings are told apart by these settings, as far as the method uses them.
     """
     groups: dict[tuple[str, int], list[Trace]] = {}
-    for trace in traces:
+    for trace in [traces] if isinstance(traces, Trace) else traces:
         groups.setdefault((trace.scenario, len(trace.tasks)), []).append(trace)
     if not groups:
         raise TraceError("there are no runs to compare")
@@ -180,7 +181,10 @@ def _belongs(trace: Trace, parts: Sequence[Trace]) -> bool:
 
 
 def _settings(trace: Trace) -> dict[str, Any]:
-    return {key: value for key, value in trace.config.items() if key not in _INCIDENTAL}
+    """What decides the results; None in the place of what the method has no use for."""
+    unused = unused_settings(trace.config)
+    settings = {key: None if key in unused else value for key, value in trace.config.items()}
+    return {key: value for key, value in settings.items() if key not in _INCIDENTAL}
 
 
 def as_one(parts: Sequence[Trace]) -> Trace:
@@ -208,7 +212,7 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
         mine = _settings(trace)
         others = [_settings(t) for t in rivals]
         differing = [k for k, v in mine.items() if any(o.get(k, v) != v for o in others)]
-        settings = [f"{k.replace('_', ' ')} {mine[k]}" for k in differing]
+        settings = [f"{k.replace('_', ' ')} {mine[k]}" for k in differing if mine[k] is not None]
         labels.append(", ".join([trace.method, *settings]))
     # Two runs of the same thing with the same seeds: only their folders tell them apart.
     repeated = {label for label in labels if labels.count(label) > 1}

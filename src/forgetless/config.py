@@ -1,15 +1,15 @@
 """The configuration of a run: every setting, its default, and the presets of the benchmarks."""
 
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatch
 from typing import Any, final
 
-from forgetless.data import SCENARIOS, ScenarioOptions
+from forgetless.data import SCENARIOS, ScenarioOptions, unused_by_scenario
 from forgetless.errors import ConfigError, require
-from forgetless.methods import METHODS, MethodOptions
+from forgetless.methods import METHODS, MethodOptions, unused_by_method
 from forgetless.models import ModelOptions
-from forgetless.options import option
+from forgetless.options import check_numbers, flag, option
 from forgetless.training import Training
 
 _MOST_SEEDS = 1000
@@ -89,12 +89,10 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}; there are {', '.join(known)}")
-        flag = "--" + name.replace("_", "-")
         choices = known[name].metadata.get("choices", ())
         if choices:
-            require(value in choices, flag, value, " or ".join(choices))
-        if isinstance(value, float):
-            require(math.isfinite(value), flag, value, "a finite number")
+            require(value in choices, flag(name), value, " or ".join(choices))
+    check_numbers(Config, given, flag)
     tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
     settings: dict[str, Any] = {}
     for table in tables:
@@ -102,6 +100,42 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
             if fnmatch(scenario, pattern):
                 settings |= preset
     return replace(Config(scenario=scenario, method=method), **settings | given)
+
+
+def unused_settings(settings: Mapping[str, Any]) -> set[str]:
+    """Those that the method and the scenario of a run have no use for.
+
+    Arguments:
+        settings: all of them. A run that a script made does not name both, and may use any.
+    """
+    method, scenario = settings.get("method"), settings.get("scenario")
+    unused: set[str] = set()
+    if isinstance(method, str) and method in METHODS:
+        unused |= unused_by_method(method, by_variance=settings.get("variance") is not None)
+    if isinstance(scenario, str) and scenario in SCENARIOS:
+        unused |= unused_by_scenario(scenario)
+    return unused
+
+
+def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
+    """Refuse a setting that was given and that none of the runs has a use for.
+
+    Arguments:
+        configs: of runs on one scenario, made from what was given.
+        given: settings by name, as for `resolve`.
+    """
+    scenario, methods = configs[0].scenario, [config.method for config in configs]
+    idle = set.intersection(*(unused_settings(config.as_dict()) for config in configs))
+    for name, value in _with_budget(dict(given)).items():
+        if value is None or name not in idle:
+            continue
+        written = flag(name) if name in given else f"--memory {value}"  # a size of all
+        if name in unused_by_scenario(scenario):
+            raise ConfigError(f"{scenario} has no use for {written}")
+        if name == "memory" and "variance" in given and "variance" not in idle:
+            written += " beside --variance"
+        verb = "has" if len(methods) == 1 else "have"
+        raise ConfigError(f"{', '.join(methods)} {verb} no use for {written}")
 
 
 def _with_budget(given: dict[str, Any]) -> dict[str, Any]:

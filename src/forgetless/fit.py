@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from forgetless import signals
+from forgetless.accepted import real
 from forgetless.assembly import ModelSource, make_learner, make_model, seed_groups
 from forgetless.checkpoint import FolderLock
 from forgetless.course import Course, Keep
@@ -75,6 +76,7 @@ def fit(
         the trace, complete. When interrupted, the trace in `out` holds what was finished, and the
         same call goes on from the latest checkpoint to the very result it would have had.
     """
+    _check_kinds(scenario, method, training)
     training = training or Training()
     try:
         chosen = tuple(map(index, seeds if isinstance(seeds, Iterable) else range(index(seeds))))
@@ -84,7 +86,8 @@ def fit(
         ) from None
     distinct = bool(chosen) and len(set(chosen)) == len(chosen) and min(chosen) >= 0
     require(distinct, "seeds", seeds, "at least one, distinct, none negative")
-    require(checkpoint_every >= 0, "checkpoint_every", checkpoint_every, "at least 0 minutes")
+    minutes = real(0).fits(checkpoint_every)
+    require(minutes, "checkpoint_every", checkpoint_every, "a number of minutes, 0 for never")
     require(keep in ("all", "weights", "nothing"), "keep", keep, "all, weights or nothing")
     where = resolve_device(device)
     shape = (len(chosen), scenario.n_tasks, scenario.n_tasks)
@@ -158,6 +161,16 @@ def _follow(
         if is_shortage(error) and learner is not None:
             raise course.shortage(error, learner) from error
         raise
+
+
+def _check_kinds(scenario: Any, method: Any, training: Any) -> None:
+    """Refuse names and classes in the place of what they stand for."""
+    tasks = isinstance(scenario, Scenario)
+    require(tasks, "scenario", scenario, "a Scenario, such as scenario('rotated-digits')")
+    made = isinstance(method, Method)
+    require(made, "method", method, "a method with its settings, such as SGD() or PCAOGD()")
+    known = training is None or isinstance(training, Training)
+    require(known, "training", training, "a Training, such as Training(epochs=5)")
 
 
 def _describe(method: Method[Any], training: Training) -> dict[str, Any]:

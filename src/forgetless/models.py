@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from forgetless.errors import ConfigError, require
-from forgetless.options import option
+from forgetless.accepted import whole
+from forgetless.errors import ConfigError
+from forgetless.options import check_numbers, flag, option
 
 HEAD = "head"
 
@@ -22,7 +23,9 @@ class ModelOptions:
     """Which network."""
 
     model: str = option("mlp", "The network; `forgetless list` shows them.")
-    hidden: int = option(100, "Width of the hidden layers (of LeNet: of its linear layer).")
+    hidden: int = option(
+        100, "Width of the hidden layers (of LeNet: of its linear layer).", accepted=whole(1)
+    )
 
 
 class MLP(nn.Sequential):
@@ -72,7 +75,7 @@ MODELS: dict[str, tuple[str, Callable[[Sequence[int], int, int], nn.Module]]] = 
 
 def build_model(options: ModelOptions, shape: Sequence[int], outputs: int) -> nn.Module:
     """The network of that name for inputs of one shape, initialised from torch's generator."""
-    require(options.hidden >= 1, "--hidden", options.hidden, "at least 1")
+    check_numbers(ModelOptions, vars(options), flag)
     if options.model not in MODELS:
         raise ConfigError(f"unknown model {options.model!r}; there are {', '.join(MODELS)}")
     return MODELS[options.model][1](shape, options.hidden, outputs)

@@ -22,6 +22,7 @@ def settings_of(trace: Trace) -> Config:
             f"{where} was not made by `forgetless run`: its tasks and its network are in the "
             "script that made it"
         )
+    settings.pop("storage_chosen", None)  # what came of the budget, which is the setting
     return resolve(settings.pop("scenario"), settings.pop("method"), **settings)
 
 

@@ -4,27 +4,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+from forgetless.accepted import Accepted, is_real, whole
 from forgetless.errors import require
-from forgetless.options import option
+from forgetless.options import check_numbers, option
 from forgetless.sizes import AUTO, parsed_bytes
 
 _STORAGES = ("dense", "bfloat16", "cpu", "factored")
 _LARGEST_LR = 1e38  # what float32 can hold
+_LR = Accepted(lambda value: is_real(value) and 0 < value < _LARGEST_LR, "a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How each task is learned: plain SGD, θ ← θ − lr · g̃."""
 
-    epochs: int = option(10, "Passes over the training set of each task.")
-    batch_size: int = option(32, "Samples in a step.")
-    lr: float = option(1e-3, "Learning rate.")
+    epochs: int = option(10, "Passes over the training set of each task.", accepted=whole(1))
+    batch_size: int = option(32, "Samples in a step.", accepted=whole(1))
+    lr: float = option(1e-3, "Learning rate.", accepted=_LR)
     dtype: str = option("float32", "Floating-point type.", choices=("float32", "float64"))
     freeze: str = option(
         "", "Parameters whose names start with one of these (comma-separated) are not trained."
     )
     eval_mode_after: int = option(
-        0, "Train in eval mode, batch norm fixed, from this step of the run on; 0 for never."
+        0,
+        "Train in eval mode, batch norm fixed, from this step of the run on; 0 for never.",
+        accepted=whole(0),
     )
     storage: str = option(
         "dense",
@@ -40,20 +44,18 @@ class Training:
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
     )
     seeds_together: int = option(
-        0, "Seeds trained in one batched program; 0 for all on a GPU and one on a CPU."
+        0,
+        "Seeds trained in one batched program; 0 for all on a GPU and one on a CPU.",
+        accepted=whole(0),
     )
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, "epochs", self.epochs, "at least 1")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require(0 < self.lr < _LARGEST_LR, "lr", self.lr, "a positive number")
+        check_numbers(Training, vars(self))
         require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
-        require(self.eval_mode_after >= 0, "eval_mode_after", self.eval_mode_after, "at least 0")
         require(self.storage in _STORAGES, "storage", self.storage, ", ".join(_STORAGES))
         if self.budget not in ("", AUTO):
             parsed_bytes(self.budget)
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
-        require(self.seeds_together >= 0, "seeds_together", self.seeds_together, "at least 0")
 
 
 @final

@@ -176,5 +176,5 @@ def test_what_is_missing_is_said(digits_run, tmp_path):
     unlearned.accuracy = np.full_like(unlearned.accuracy, np.nan)
     with pytest.raises(TraceError, match="has not learned any task"):
         analyse(unlearned)
-    with pytest.raises(ValueError, match="samples must be at least 2"):
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 2"):
         analyse(whole, samples=1)

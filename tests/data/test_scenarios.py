@@ -75,9 +75,13 @@ def test_train_per_class_takes_the_first_of_the_file():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tasks": 0}, "--tasks must be at least 1"),
+        ({"tasks": 0}, "--tasks must be a whole number of at least 1"),
         ({"tasks": 6}, "6 tasks of 2 classes need 12 classes"),
         ({"classes_per_task": 0}, "--classes-per-task"),
+        ({"tasks": 2.5}, "--tasks must be a whole number of at least 1, not 2.5"),
+        ({"tasks": "3"}, "--tasks must be a whole number of at least 1, not '3'"),
+        ({"classes_per_task": 1.5}, "--classes-per-task must be a whole number"),
+        ({"step_degrees": "5"}, "--step-degrees must be a finite number"),
         ({"train_per_class": 10_000}, "at most 1"),
         ({"train_per_class": -1}, "at least 0"),
         ({"nonsense": 1}, "unknown setting 'nonsense'"),

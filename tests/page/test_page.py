@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forgetless import SGD, Training, fit
+from forgetless import SGD, TraceError, Training, fit
 from forgetless.cli.report import make_report
-from forgetless.page import build_page
+from forgetless.page import build_page, write_page
 from forgetless.trace import Trace
 from tests.conftest import blobs, forgetless
 from tests.page.conftest import hostile_trace, train
@@ -72,6 +72,12 @@ def test_names_cannot_leave_the_block_of_numbers():
     assert "\u2028" not in page
     assert content(page)["groups"][0]["tasks"] == list(hostile_trace().tasks)
     assert html.escape("<img") not in page
+
+
+def test_a_page_needs_a_run(tmp_path):
+    with pytest.raises(TraceError, match="there are no runs to compare"):
+        write_page([], tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_from_a_script_has_a_page(tmp_path):

@@ -79,9 +79,15 @@ def test_a_command_gives_the_settings_back():
     rest.remove("--centred")
     given = dict(zip(rest[::2], rest[1::2], strict=True))
     assert given == {"--tasks": "3", "--lr": "0.1", "--seeds": "3,7"}
-    other = command(config.as_dict(), method="ogd", variance=0.95)
-    assert "--method ogd" in other
-    assert "--variance 0.95" in other
+    other = command(config.as_dict(), method="gem", memory=7, tasks=5)
+    assert other == ("forgetless run rotated-digits --method gem --lr 0.1 --memory 7 --seeds 3,7")
+
+
+def test_a_command_has_only_what_its_method_uses():
+    config = resolve("split-digits", "sgd", memory=7, step_degrees=30.0).as_dict()
+    assert command(config) == "forgetless run split-digits --method sgd"
+    protected = command(config, method="pca-ogd", variance=0.95)
+    assert protected == "forgetless run split-digits --method pca-ogd --variance 0.95"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,12 @@ def test_memory_and_reasons_are_those_of_the_runs(traces, analyses):
     np.testing.assert_allclose(curve.get_ydata(), 100 * np.array(analyses["sgd"].variance[2].curve))
 
 
+@pytest.mark.parametrize("name", FROM_RUNS)
+def test_one_run_is_a_list_of_one(name, traces):
+    alone, listed = (getattr(plots, name)(runs) for runs in (traces[0], traces[:1]))
+    assert [p.get_title("left") for p in alone.axes] == [p.get_title("left") for p in listed.axes]
+
+
 def test_what_cannot_be_drawn_is_said(traces, analyses, tmp_path):
     other = Trace("other", "sgd", (0,), ("a",), np.full((1, 1, 1), np.nan))
     with pytest.raises(ConfigError, match="of one scenario"):
@@ -95,6 +101,8 @@ def test_what_cannot_be_drawn_is_said(traces, analyses, tmp_path):
         plots.overlap_spectra(analyses, 0, 5)
     with pytest.raises(ConfigError, match="largest or mean"):
         plots.overlap_maps(analyses, statistic="median")
+    with pytest.raises(ConfigError, match="analyses must be a mapping from methods' names"):
+        plots.kernel_change(analyses["sgd"])
     with pytest.raises(ConfigError, match="must not be empty"):
         plots.kernel_change({})
     with pytest.raises(ConfigError, match=r"must end in \.pdf"):

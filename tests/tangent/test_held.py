@@ -1,6 +1,7 @@
 """Features that are held: the same operator without the network, and through a file."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from forgetless.tangent import (
 from . import networks as net
 from .reference import assert_is, built, by_loop, integers, random
 
+room = sys.modules["forgetless.tangent.held"]  # the function has taken its name
+
 NETWORKS = {
     "mlp": (lambda: MLP(6, 5, 4), lambda n: random(n, 6), 4),
     "lenet": (lambda: LeNet((1, 8, 8), hidden=7, outputs=4), lambda n: random(n, 1, 8, 8), 4),
@@ -32,6 +35,12 @@ NETWORKS = {
     "idle parameters": (net.Bare, lambda n: random(n, 4), 3),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+@pytest.fixture(params=[room._AS_ROWS, 0], ids=["lighter", "factors"], autouse=True)
+def _lighter_or_all_factors(request, monkeypatch):
+    """Networks as small as these have few gradients that are larger than their factors."""
+    monkeypatch.setattr(room, "_AS_ROWS", request.param)
 
 
 def problem(name: str, n: int = 8):
@@ -127,7 +136,8 @@ def test_what_does_not_fit_together_is_refused(damage):
         from_tensors(DAMAGE[damage](tensors), random(1))
 
 
-def test_tokens_outside_of_the_vocabulary_are_refused():
+def test_tokens_outside_of_the_vocabulary_are_refused(monkeypatch):
+    monkeypatch.setattr(room, "_AS_ROWS", 0)
     model, x, y = problem("tied embedding")
     tensors = to_tensors(held(tangent_features(model, x, y)))
     whole = [n for n, t in tensors.items() if t.dtype == torch.int64]
@@ -145,3 +155,15 @@ def test_scalars_of_a_sample_are_laid_end_to_end():
              for row in range(start * 3 + k, stop * 3, 3)]  # fmt: skip
     torch.testing.assert_close(whole.dense(), phi.dense()[order])
     assert merged(whole) is whole
+
+
+def test_gradients_of_many_positions_are_kept_as_rows_where_factors_save_little(monkeypatch):
+    monkeypatch.setattr(room, "_AS_ROWS", 2)
+    model = built(lambda: LeNet((3, 32, 32), hidden=9, outputs=4)).float()
+    phi = held(tangent_features(model, random(4, 3, 32, 32).float(), integers(4, 4)))
+    kinds = {name: kind for name, kind in phi.rules.items() if name.endswith("weight")}
+    expected = {"convolutions.0.weight": "rows", "convolutions.4.weight": "rows"}
+    assert {name: kinds[name] for name in expected} == expected
+    assert kinds["body.0.weight"] == "outer"
+    sizes = bytes_by_parameter(phi)
+    assert sizes["convolutions.0.weight"] == 4 * 4 * model.convolutions[0].weight.numel()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from forgetless.errors import ConfigError
+from forgetless.tangent import tangent_features
 from forgetless.theory import (
     GEMNT,
     OGD,
@@ -28,6 +29,7 @@ from forgetless.theory import (
     learned_overlap,
     model_drift,
     overlap,
+    principal_angles,
     sample_memory,
     true_class,
 )
@@ -40,6 +42,7 @@ ONES, EYE = torch.ones(2), torch.eye(2)
 NAN = torch.tensor([[1.0, float("nan")]])
 MODEL = torch.nn.Linear(2, 2)
 STATE = MODEL.state_dict()
+PHI = tangent_features(MODEL, EYE, torch.tensor([0, 1]))
 KEPT = [torch.tensor([0, 1])]
 
 MISTAKES = {
@@ -56,6 +59,14 @@ MISTAKES = {
     "NaN λ": (lambda: learn(TASKS, SGD(), weight_decay=float("nan")), "weight_decay.*nan"),
     "rtol 0": (lambda: learn(TASKS, SGD(), rtol=0.0), "rtol"),
     "d of 0": (lambda: PCAOGD(components=0), "components.*at least 1"),
+    "half a d": (lambda: PCAOGD(components=2.5), "components.*whole number"),
+    "half a memory": (lambda: OGD(memory=2.5), "memory.*whole number.*2.5"),
+    "a memory in words": (lambda: GEMNT(memory="3"), "memory.*whole number"),
+    "half a step": (lambda: Descent(max_steps=2.5), "max_steps.*whole number"),
+    "operators for a kernel": (lambda: explained_variance(PHI), r"gram.*gram\(\).*TangentFeatures"),
+    "a list of features": (lambda: factors([[1.0]]), "features.*'list'"),
+    "angles of tensors": (lambda: principal_angles(EYE, EYE), "source.*`factors`.*'Tensor'"),
+    "overlap of tensors": (lambda: overlap(factors(EYE), EYE), "target.*`factors`.*'Tensor'"),
     "d too large": (lambda: learn(TASKS, PCAOGD(4)), "components.*3 samples of task 1"),
     "memory of 0": (lambda: OGD(memory=0), "memory.*at least 1"),
     "memory too large": (lambda: learn(TASKS, OGD(4)), "memory.*3 samples of task 1"),

@@ -236,6 +236,16 @@ def test_heads_are_told_apart():
     assert result.plain.target_accuracy > result.now.target_accuracy
 
 
+def test_one_number_of_components_and_inputs_of_another_precision():
+    source, target = tasks()
+    model = network()
+    expected = forecast(model, source, target, lr=0.1, components=[3])
+    single = [(inputs.float(), labels) for inputs, labels in (source, target)]
+    found = forecast(model, *single, lr=0.1, components=3)
+    assert [o.components for o in found.protected] == [3]
+    torch.testing.assert_close(found.change, expected.change, atol=1e-5, rtol=1e-5)
+
+
 def test_regression_with_a_loss_of_ones_own():
     (inputs, _), (x, _) = tasks()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
@@ -251,11 +261,19 @@ def test_regression_with_a_loss_of_ones_own():
     ("change", "message"),
     [
         ({"lr": 0}, "lr must be a positive number"),
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"samples": 0}, "samples must be at least 1"),
-        ({"overlap_samples": 0}, "overlap_samples must be at least 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+        ({"samples": 0}, "samples must be a whole number of at least 1"),
+        ({"overlap_samples": 0}, "overlap_samples must be a whole number of at least 1"),
         ({"components": [0]}, "components must be"),
+        ({"components": 2.5}, "components must be a whole number of at least 1, or several"),
+        ({"components": "5"}, "components must be"),
+        ({"epochs": 1.5}, "epochs must be a whole number"),
+        ({"lr": "a"}, "lr must be a positive number"),
+        (
+            {"source": (torch.zeros(2, 4), torch.tensor([0, 1]))},
+            r"does not take the inputs of the source, of shape \(4,\)",
+        ),
         ({"basis": torch.zeros(2, 3)}, "basis must be orthonormal rows"),
         ({"source_classes": range(9)}, "source_classes must be within the model's 3 outputs"),
         ({"source": (torch.zeros(0, 6), torch.zeros(0).long())}, "the source has no samples"),

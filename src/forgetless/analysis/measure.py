@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import theory
+from forgetless.accepted import whole
 from forgetless.analysis.analysis import Analysis, ForecastPoint, Images, Variance
 from forgetless.analysis.images import Gallery
 from forgetless.data import Scenario, Split
-from forgetless.errors import TraceError, require
+from forgetless.errors import TraceError
 from forgetless.models import HEAD
 from forgetless.rebuild import network_of, samples_of, settings_of, tasks_of
 from forgetless.subspace import FACTORED, FactoredSubspace
@@ -46,7 +47,7 @@ def analyse(
         samples: of each task, for overlaps and kernels.
         observer: told in words what is being done.
     """
-    require(samples >= 2, "samples", samples, "at least 2")
+    whole(2).check("samples", samples)
     tell = observer or (lambda what: None)
     tell("reading the tasks")
     journey = _Journey.of(trace, data, samples)

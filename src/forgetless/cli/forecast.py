@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetless.config import Config, resolve
-from forgetless.data import SCENARIOS, Task, build_scenario
+from forgetless.data import SCENARIOS, Task, build_scenario, grows_with_tasks
 from forgetless.errors import ConfigError, TraceError, require
 from forgetless.fit import resolve_device
 from forgetless.rebuild import network_of, samples_of, settings_of
@@ -60,10 +60,10 @@ def forecast_command(
     """
     target = source + 1 if target is None else target
     config, weights, number = _start(run, checkpoint, source, seed)
-    tasks = build_scenario(config.scenario, _long_enough(config, source, target), data)
     for name, task in (("--source", source), ("--target", target)):
-        require(1 <= task <= tasks.n_tasks, name, task, f"from 1 to {tasks.n_tasks}")
+        _check_task(name, task, config, "the run" if checkpoint is None else config.scenario)
     require(source != target, "--target", target, "another task than --source")
+    tasks = build_scenario(config.scenario, _long_enough(config, source, target), data)
     model = network_of(config, tasks, weights)
     model.to(resolve_device(device))
     counts = [part.strip() for part in components.split(",") if part.strip()]
@@ -116,6 +116,21 @@ def _start(
     return config, trace.weights(number, source - 1), number
 
 
+def _check_task(argument: str, task: int, config: Config, whose: str) -> None:
+    """Require a task that there is, and that the network has outputs for.
+
+    Where all tasks share the outputs, those after the last one of the run are as good.
+    """
+    if not grows_with_tasks(config.scenario):
+        require(task >= 1, argument, task, "a task, from 1 on")
+    elif not 1 <= task <= config.tasks:
+        count = "1 task" if config.tasks == 1 else f"{config.tasks} tasks"
+        way_out = f"{argument} must be from 1 to {config.tasks}, not {task}"
+        if config.tasks == 1:
+            way_out = "there is no task to come"
+        raise ConfigError(f"{whose} has {count} and its network no outputs for others: {way_out}")
+
+
 def _long_enough(config: Config, source: int, target: int) -> Config:
     """The run's settings with as many tasks as are spoken of: the one to come may be new."""
     tasks = max(config.tasks, source, target)
@@ -137,8 +152,9 @@ def _show(result: Forecast, known: Task, coming: Task) -> None:
         table.add_row(name, f"{after:.1f}", f"{after - now:+.1f}", f"{outlook.target_accuracy:.1f}")
     console = Console()
     console.print(table)
-    losses = sorted(result.by_class().items(), key=lambda item: item[1][1] - item[1][0])[:3]
-    worst = ", ".join(f"{c} ({after - before:+.1f})" for c, (before, after) in losses)
+    changes = {c: after - before for c, (before, after) in result.by_class().items()}
+    losers = sorted((c for c in changes if changes[c] < 0), key=changes.__getitem__)[:3]
+    worst = ", ".join(f"{c} ({changes[c]:+.1f})" for c in losers) or "none"
     console.print(f"Classes most in danger under plain SGD: {worst}", highlight=False)
     console.print(
         f"Overlap of the tasks: largest singular value {result.overlap[0]:.3f}, "

@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from forgetless.config import Config, describe_default
+from forgetless.options import flag
 
 _METAVARS = {int: "N", float: "X", float | None: "X", str: "TEXT"}
 _NAMED = {"memory": "N|SIZE|auto", "budget": "SIZE|auto"}
@@ -44,9 +45,9 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(name: str, kind: Any, metadata: Any) -> inspect.Parameter:
     choices = metadata["choices"]
-    flag = "--" + name.replace("_", "-")
+    shown = flag(name)
     info = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        f"{shown}/--no-{shown[2:]}" if kind is bool else shown,
         help=f"{metadata['help']} [default: {describe_default(name)}]",
         metavar="|".join(choices) or _NAMED.get(name) or _METAVARS.get(kind),
         show_default=False,  # the parser's default is None: not given

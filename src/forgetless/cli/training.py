@@ -32,7 +32,7 @@ from forgetless.cli.options import with_config_options
 from forgetless.cli.progress import logger_names
 from forgetless.cli.report import PAGE, make_report, say_page
 from forgetless.cli.views import view_of
-from forgetless.config import Config, resolve
+from forgetless.config import Config, refuse_unused, resolve
 from forgetless.engines import (
     Engine,
     InProcess,
@@ -70,6 +70,7 @@ def run_command(
 ) -> None:
     """Learn the tasks of SCENARIO with one method and show what was forgotten."""
     config = resolve(scenario, method, **settings)
+    refuse_unused([config], settings)
     _check(config, keep, checkpoint_every, log)
     parts = {".": config}
     name = f"{scenario}-{method}"
@@ -114,6 +115,7 @@ def compare_command(
     distinct = bool(names) and len(set(names)) == len(names)
     require(distinct, "--methods", methods, "one or more different methods, comma-separated")
     configs = [resolve(scenario, name, **settings) for name in names]
+    refuse_unused(configs, settings)
     for config in configs:
         _check(config, keep, checkpoint_every, log)
     started = time.perf_counter()

@@ -1,6 +1,12 @@
 """Files to tensors (sources) and tensors to tasks (scenarios)."""
 
-from forgetless.data.scenarios import SCENARIOS, ScenarioOptions, build_scenario
+from forgetless.data.scenarios import (
+    SCENARIOS,
+    ScenarioOptions,
+    build_scenario,
+    grows_with_tasks,
+    unused_by_scenario,
+)
 from forgetless.data.sources import SOURCES, ImageSet, load_source
 from forgetless.data.tasks import Scenario, Split, Task, TensorScenario
 
@@ -14,5 +20,7 @@ __all__ = [
     "Task",
     "TensorScenario",
     "build_scenario",
+    "grows_with_tasks",
     "load_source",
+    "unused_by_scenario",
 ]

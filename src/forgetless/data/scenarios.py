@@ -1,6 +1,5 @@
 """The benchmarks: an image source turned into a sequence of tasks."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from forgetless.accepted import FINITE, whole
 from forgetless.data.sources import SOURCES, ImageSet, shared_source
 from forgetless.data.tasks import Scenario, Split, Task
 from forgetless.data.transforms import normalize, pad, rotate
 from forgetless.errors import ConfigError, require
-from forgetless.options import option
+from forgetless.options import check_numbers, flag, option
 from forgetless.streams import stream
 
 
@@ -21,15 +21,20 @@ from forgetless.streams import stream
 class ScenarioOptions:
     """How a source becomes tasks."""
 
-    tasks: int = option(5, "How many tasks are learned one after another.")
-    step_degrees: float = option(5.0, "Rotated: each task is turned by this much more.")
-    classes_per_task: int = option(2, "Split: how many classes a task has.")
+    tasks: int = option(5, "How many tasks are learned one after another.", accepted=whole(1))
+    step_degrees: float = option(
+        5.0, "Rotated: each task is turned by this much more.", accepted=FINITE
+    )
+    classes_per_task: int = option(2, "Split: how many classes a task has.", accepted=whole(1))
     train_per_class: int = option(
-        0, "Training images of each class, the first ones of the file; 0 takes all."
+        0,
+        "Training images of each class, the first ones of the file; 0 takes all.",
+        accepted=whole(0),
     )
     validation_per_class: int = option(
         0,
         "Hold out so many of them, the last ones, and measure accuracy there, not on the test set.",
+        accepted=whole(0),
     )
 
 
@@ -147,6 +152,9 @@ FAMILIES: dict[str, tuple[str, _Maker]] = {
     "split": ("some classes in each task, a head for each", SplitClasses),
 }
 
+# The options that only one family has a use for.
+_OF_ONE_FAMILY = {"step_degrees": "rotated", "classes_per_task": "split"}
+
 SCENARIOS: dict[str, str] = {
     f"{family}-{source}": f"{source}, {what}"
     for family, (what, _) in FAMILIES.items()
@@ -167,24 +175,20 @@ def build_scenario(
     """
     if name not in SCENARIOS:
         raise ConfigError(f"unknown scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    finite = math.isfinite(options.step_degrees)
-    require(finite, "--step-degrees", options.step_degrees, "a finite number")
-    require(options.tasks >= 1, "--tasks", options.tasks, "at least 1")
-    require(
-        options.classes_per_task >= 1, "--classes-per-task", options.classes_per_task, "at least 1"
-    )
-    require(
-        options.train_per_class >= 0, "--train-per-class", options.train_per_class, "at least 0"
-    )
-    require(
-        options.validation_per_class >= 0,
-        "--validation-per-class",
-        options.validation_per_class,
-        "at least 0",
-    )
+    check_numbers(ScenarioOptions, vars(options), flag)
     family, source = name.split("-", 1)
     images = shared_source(source, data, download=download)
     return FAMILIES[family][1](name, images, LOOKS[source], options)
+
+
+def unused_by_scenario(name: str) -> set[str]:
+    """The options that the benchmark of that name has no use for."""
+    return {o for o, family in _OF_ONE_FAMILY.items() if not name.startswith(f"{family}-")}
+
+
+def grows_with_tasks(name: str) -> bool:
+    """Whether each task of a benchmark brings outputs, so that a network is for so many tasks."""
+    return "classes_per_task" not in unused_by_scenario(name)
 
 
 def first_of_each_class(labels: Tensor, n_classes: int, count: int) -> Tensor:

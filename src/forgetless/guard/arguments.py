@@ -63,10 +63,3 @@ def function(argument: str, value: Any) -> Any:
     """A function, or None."""
     require(value is None or callable(value), argument, value, "a function or None")
     return value
-
-
-def whole_seed(seed: Any) -> int:
-    """A seed that NumPy and PyTorch take."""
-    whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
-    require(whole, "seed", seed, "a whole number of at least 0")
-    return int(seed)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forgetless.accepted import whole
 from forgetless.errors import ConfigError, DataError, require
 from forgetless.guard.arguments import (
     Projected,
@@ -19,7 +20,6 @@ from forgetless.guard.arguments import (
     unwrapped,
     usable_optimizer,
     what_to_project,
-    whole_seed,
 )
 from forgetless.guard.batches import Remembered, Unpack
 from forgetless.guard.budget import as_asked, chosen_storage, within
@@ -126,8 +126,8 @@ class Guard:
         self._asked = replace(named_storage(storage, max_rank), ranks=self._over)
         self._is_told = storage is not None
         self._choose_storage = self._budget is not None and not self._is_told
-        purposes = "remembered samples", "memory batches"
-        self._generators = [stream(whole_seed(seed), purpose) for purpose in purposes]
+        whole(0).check("seed", seed)
+        self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         self._now = self._nothing()
         if self._budget is not None and not isinstance(self._now.state, Subspace):
             raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")

@@ -1,9 +1,10 @@
 """Continual-learning methods, one file each, behind one interface."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, final
 
+from forgetless.accepted import SHARE, real, whole
 from forgetless.errors import ConfigError
 from forgetless.methods.agem import AGEM
 from forgetless.methods.base import (
@@ -21,6 +22,7 @@ from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
 from forgetless.methods.joint import Joint
 from forgetless.methods.ogd import OGD
+from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
 from forgetless.options import option
@@ -45,6 +47,7 @@ __all__ = [
     "Samples",
     "State",
     "build_method",
+    "unused_by_method",
 ]
 
 
@@ -56,21 +59,26 @@ class MethodOptions:
         100,
         "Directions or samples that a method keeps of each task; as SIZE or auto, what those of "
         "all tasks may take (see --budget).",
+        accepted=whole(1),
     )
-    samples: int = option(3000, "Gradients that PCA-OGD looks at in each task.")
+    samples: int = option(3000, "Gradients that PCA-OGD looks at in each task.", accepted=whole(1))
     variance: float | None = option(
-        None, "PCA-OGD keeps the directions that explain this share of variance, not --memory."
+        None,
+        "PCA-OGD keeps the directions that explain this share of variance, not --memory.",
+        accepted=SHARE,
     )
     centred: bool = option(False, "PCA-OGD takes the mean gradient out first.")
-    agem_batch: int = option(256, "Remembered samples in a step of A-GEM.")
+    agem_batch: int = option(256, "Remembered samples in a step of A-GEM.", accepted=whole(1))
     agem_heads: str = option(
         "own",
         "A-GEM sends a remembered sample through its own head, or as the paper's code did.",
         choices=("own", "released"),
     )
-    gem_margin: float = option(0.0, "Lower bound of the dual variables of GEM.")
-    joint_batch: int = option(32, "Earlier tasks' samples in a step of joint training.")
-    ewc_strength: float = option(10.0, "Weight of the penalty of EWC.")
+    gem_margin: float = option(0.0, "Lower bound of the dual variables of GEM.", accepted=real(0))
+    joint_batch: int = option(
+        32, "Earlier tasks' samples in a step of joint training.", accepted=whole(1)
+    )
+    ewc_strength: float = option(10.0, "Weight of the penalty of EWC.", accepted=real(0))
     ewc_fisher: str = option(
         "mean",
         "EWC's Fisher as the mean over samples, or their sum over 1,024 as in the paper's code.",
@@ -78,6 +86,8 @@ class MethodOptions:
     )
 
 
+# Settings of the training that are for methods which keep directions.
+_OF_DIRECTIONS = {"storage", "budget"}
 _Builder = Callable[[Any], Method[Any]]
 
 METHODS: dict[str, tuple[str, _Builder]] = {
@@ -118,3 +128,28 @@ def build_method(name: str, options: MethodOptions) -> Method[Any]:
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
     return METHODS[name][1](options)
+
+
+def unused_by_method(name: str, *, by_variance: bool = False) -> set[str]:
+    """The options that the method of that name has no use for, those of its directions too.
+
+    Arguments:
+        by_variance: a share of variance is given, which takes the place of a number of directions.
+    """
+    noting = _Noting(MethodOptions(variance=0.5 if by_variance else None))
+    method = METHODS[name][1](noting)
+    unused = {f.name for f in fields(MethodOptions)} - noting.seen
+    return unused if isinstance(method, Orthogonal) else unused | _OF_DIRECTIONS
+
+
+@final
+class _Noting:
+    """Options that note which of them were looked at."""
+
+    def __init__(self, options: MethodOptions) -> None:
+        self._options = options
+        self.seen: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen.add(name)
+        return getattr(self._options, name)

@@ -6,10 +6,11 @@ from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
+from forgetless.accepted import whole
 from forgetless.errors import require
 from forgetless.linalg import project_halfspace
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
+from forgetless.methods.rehearsal import Rehearsal
 
 
 @final
@@ -23,10 +24,15 @@ class Pool:
         """The samples of a seed."""
         return {} if self.samples is None else self.samples.tensors(seed)
 
+    @classmethod
+    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]], load: LoadSamples) -> "Pool":
+        """From what `tensors` gave for each seed."""
+        return cls(load(of_seeds) if of_seeds[0] else None)
+
 
 @final
 @dataclass(frozen=True)
-class AGEM(Method[Pool]):
+class AGEM(Rehearsal[Pool]):
     """Steps never oppose the loss gradient on a random batch of remembered samples.
 
     g̃ = g − min(0, ⟨g, r⟩) / ⟨r, r⟩ · r, with r the memory batch's mean gradient.
@@ -40,33 +46,20 @@ class AGEM(Method[Pool]):
     """
 
     name: ClassVar[str] = "a-gem"
+    kept = Pool
     memory: int = 100
     batch_size: int = 256
     heads: Literal["own", "released"] = "own"
 
     def __post_init__(self) -> None:
-        require(self.memory >= 1, "A-GEM's memory", self.memory, "at least 1")
-        require(self.batch_size >= 1, "A-GEM's batch_size", self.batch_size, "at least 1")
+        whole(1).check("A-GEM's memory", self.memory)
+        whole(1).check("A-GEM's batch_size", self.batch_size)
         require(self.heads in ("own", "released"), "A-GEM's heads", self.heads, "own or released")
 
     @property
     def reaches_heads(self) -> bool:
         """The loss on earlier tasks depends on their heads; the released code leaves them out."""
         return self.heads == "own"
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Pool:
-        """No samples yet."""
-        return Pool()
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Pool:
-        """What was remembered."""
-        return Pool(load(of_seeds) if of_seeds[0] else None)
 
     def update(self, g: Tensor, state: Pool, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project on the half-space that does not raise the memory's loss."""

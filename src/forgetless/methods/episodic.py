@@ -7,8 +7,8 @@ from typing import final
 
 from torch import Tensor
 
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
+from forgetless.methods.rehearsal import Rehearsal, part
 
 
 @final
@@ -41,36 +41,12 @@ class Episodic:
         return cls(tuple(load([part(of, str(k)) for of in of_seeds]) for k in range(count)))
 
 
-class KeepsSamples(Method[Episodic], ABC):
-    """A method that keeps some samples of each task, and follows the loss on them."""
+class KeepsSamples(Rehearsal[Episodic], ABC):
+    """A method that keeps some samples of each task, apart from those of the others."""
 
+    kept = Episodic
     memory: int
-
-    @property
-    def reaches_heads(self) -> bool:
-        """The loss on earlier tasks depends on their heads."""
-        return True
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Episodic:
-        """No samples yet."""
-        return Episodic()
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Episodic:
-        """The remembered samples."""
-        return Episodic.restore(of_seeds, load)
 
     def consolidate(self, state: Episodic, theta: Tensor, task: FinishedTask) -> Episodic:
         """Keep some samples of the task."""
         return state.remember(task.draw(self.memory))
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names start with the prefix and a dot, named by what follows it."""
-    cut = len(prefix) + 1
-    return {n[cut:]: t for n, t in tensors.items() if n.startswith(f"{prefix}.")}

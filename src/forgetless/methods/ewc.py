@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from forgetless.accepted import real
 from forgetless.errors import require
 from forgetless.linalg import inner
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
@@ -54,7 +55,7 @@ class EWC(Method[Elastic]):
     fisher: Literal["mean", "released"] = "mean"
 
     def __post_init__(self) -> None:
-        require(self.strength >= 0, "EWC's strength", self.strength, "at least 0")
+        real(0).check("EWC's strength", self.strength)
         choices = ("mean", "released")
         require(self.fisher in choices, "EWC's fisher", self.fisher, "'mean' or 'released'")
 

@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.errors import require
+from forgetless.accepted import real, whole
 from forgetless.linalg import project_cone
 from forgetless.methods.base import LossGrad
 from forgetless.methods.episodic import Episodic, KeepsSamples
@@ -26,8 +26,8 @@ class GEM(KeepsSamples):
     margin: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.memory >= 1, "GEM's memory", self.memory, "at least 1")
-        require(self.margin >= 0, "GEM's margin", self.margin, "at least 0")
+        whole(1).check("GEM's memory", self.memory)
+        real(0).check("GEM's margin", self.margin)
 
     @property
     def is_projection(self) -> bool:

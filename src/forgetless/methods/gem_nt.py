@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.errors import require
+from forgetless.accepted import whole
 from forgetless.linalg import project_out_span
 from forgetless.methods.base import LossGrad
 from forgetless.methods.episodic import Episodic, KeepsSamples
@@ -28,7 +28,7 @@ class GEMNT(KeepsSamples):
     memory: int = 100
 
     def __post_init__(self) -> None:
-        require(self.memory >= 1, "GEM-NT's memory", self.memory, "at least 1")
+        whole(1).check("GEM-NT's memory", self.memory)
 
     def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project out the span of the tasks' mean loss gradients."""

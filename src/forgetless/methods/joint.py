@@ -7,11 +7,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from forgetless.errors import require
+from forgetless.accepted import whole
 from forgetless.linalg import add_scaled
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, SampleSet
-from forgetless.methods.episodic import part
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
+from forgetless.methods.rehearsal import Rehearsal, part
 
 
 @final
@@ -27,10 +26,16 @@ class Everything:
         samples = {} if self.samples is None else self.samples.tensors(seed)
         return {"count": torch.tensor(self.tasks)} | {f"all.{n}": t for n, t in samples.items()}
 
+    @classmethod
+    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]], load: LoadSamples) -> "Everything":
+        """From what `tensors` gave for each seed."""
+        tasks = int(of_seeds[0]["count"])
+        return cls(load([part(of, "all") for of in of_seeds]) if tasks else None, tasks)
+
 
 @final
 @dataclass(frozen=True)
-class Joint(Method[Everything]):
+class Joint(Rehearsal[Everything]):
     """Follows the mean loss of all tasks seen so far.
 
     g̃ = (g + K r) / (K + 1), with r the gradient on a random batch of the K earlier tasks' samples:
@@ -41,10 +46,11 @@ class Joint(Method[Everything]):
     """
 
     name: ClassVar[str] = "joint"
+    kept = Everything
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, "joint's batch_size", self.batch_size, "at least 1")
+        whole(1).check("joint's batch_size", self.batch_size)
 
     @property
     def is_projection(self) -> bool:
@@ -55,27 +61,6 @@ class Joint(Method[Everything]):
     def remembers_everything(self) -> bool:
         """All training samples."""
         return True
-
-    @property
-    def reaches_heads(self) -> bool:
-        """The loss on earlier tasks depends on their heads."""
-        return True
-
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Everything:
-        """No samples yet."""
-        return Everything()
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Everything:
-        """What was remembered."""
-        tasks = int(of_seeds[0]["count"])
-        samples = load([part(of, "all") for of in of_seeds]) if tasks else None
-        return Everything(samples, tasks)
 
     def update(self, g: Tensor, state: Everything, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Mix in the gradient on the earlier tasks."""

@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.errors import require
+from forgetless.accepted import whole
 from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Subspace
@@ -26,7 +26,7 @@ class OGD(Orthogonal):
     samples: int = 100
 
     def __post_init__(self) -> None:
-        require(self.samples >= 1, "OGD's samples", self.samples, "at least 1")
+        whole(1).check("OGD's samples", self.samples)
 
     def consolidate(self, state: Subspace, theta: Tensor, task: FinishedTask) -> Subspace:
         """Add the features of some samples of the task."""

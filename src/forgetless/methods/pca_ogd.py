@@ -5,6 +5,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from forgetless.accepted import SHARE, whole
 from forgetless.errors import require
 from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
@@ -32,11 +33,10 @@ class PCAOGD(Orthogonal):
     centred: bool = False
 
     def __post_init__(self) -> None:
-        enough = self.components > 0 if isinstance(self.components, float) else self.components >= 1
-        share = not isinstance(self.components, float) or self.components < 1
-        accepted = "a count of at least 1 or a share in (0, 1)"
-        require(enough and share, "PCA-OGD's components", self.components, accepted)
-        require(self.samples >= 1, "PCA-OGD's samples", self.samples, "at least 1")
+        fits = whole(1).fits(self.components) or SHARE.fits(self.components)
+        accepted = f"{whole(1).words} or {SHARE.words}"
+        require(fits, "PCA-OGD's components", self.components, accepted)
+        whole(1).check("PCA-OGD's samples", self.samples)
 
     def consolidate(self, state: Subspace, theta: Tensor, task: FinishedTask) -> Subspace:
         """Add the principal directions of the task's features."""

@@ -20,10 +20,11 @@ _PROGRAM = (
 )  # fmt: skip
 # What would end or hide a script element, or a line of it, inside JSON.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+Runs = Trace | Comparison | Iterable[Trace] | Sequence[Comparison]
 
 
 def write_page(
-    runs: Iterable[Trace] | Sequence[Comparison],
+    runs: Runs,
     path: str | os.PathLike[str],
     analyses: Sequence[Analyses] = (),
     *,
@@ -37,7 +38,7 @@ def write_page(
 
 
 def build_page(
-    runs: Iterable[Trace] | Sequence[Comparison],
+    runs: Runs,
     analyses: Sequence[Analyses] = (),
     *,
     command: str = "",
@@ -45,14 +46,16 @@ def build_page(
     """The report of some runs as the text of an HTML page that needs nothing else.
 
     Arguments:
-        runs: traces, or comparisons made from them.
+        runs: traces, or comparisons made from them; at least one.
         analyses: for each comparison what is known of the reasons, by the label of the entry;
             panels without their numbers are left out, with a sentence.
         command: how the page was made, for its foot.
     """
-    given = list(runs)
+    given = [runs] if isinstance(runs, Trace | Comparison) else list(runs)
     comparisons = [r for r in given if isinstance(r, Comparison)]
-    comparisons += compare(traces) if (traces := [r for r in given if isinstance(r, Trace)]) else []
+    traces = [r for r in given if isinstance(r, Trace)]
+    if traces or not comparisons:
+        comparisons += compare(traces)
     known = [*analyses, *({} for _ in comparisons[len(analyses) :])]
     content = page_content(comparisons, known, command)
     data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -9,8 +9,9 @@ import numpy as np
 
 from forgetless import metrics
 from forgetless.comparison import JOINT, Array, Comparison, Entry, shown
-from forgetless.config import Config, resolve
+from forgetless.config import Config, resolve, unused_settings
 from forgetless.errors import ConfigError
+from forgetless.options import flag
 
 _BASELINE = "sgd"
 _MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for
@@ -65,16 +66,17 @@ def command(config: Mapping[str, Any], **changed: Any) -> str | None:
     except (KeyError, ConfigError):
         return None
     words = ["forgetless", "run", preset.scenario, "--method", preset.method]
+    unused = unused_settings(wanted)
     # The protocol sets others, so that it is said and they are not.
     for name, usual in (preset.as_dict() | {"protocol": plain.protocol}).items():
         value = wanted.get(name, usual)
-        if value == usual or value is None:
+        if value == usual or value is None or name in unused:
             continue
-        flag = "--" + name.replace("_", "-")
+        written = flag(name)
         if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
+            words.append(written if value else f"--no-{written[2:]}")
         else:
-            words += [flag, str(value)]
+            words += [written, str(value)]
     return shlex.join(words)
 
 

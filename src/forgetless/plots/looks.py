@@ -27,7 +27,7 @@ COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "*", "X", "v", "P")
 
-Runs = Sequence[Trace] | Comparison
+Runs = Trace | Sequence[Trace] | Comparison
 
 
 def comparison_of(runs: Runs) -> Comparison:

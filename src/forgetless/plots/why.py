@@ -120,6 +120,9 @@ def kernel_change(analyses: Analyses, task: int = 0, *, width: float = COLUMN) -
 
 
 def _some(analyses: Analyses) -> Analyses:
+    if not isinstance(analyses, Mapping):
+        kind = type(analyses).__name__
+        raise ConfigError(f"analyses must be a mapping from methods' names to them, not {kind}")
     if not analyses:
         raise ConfigError("analyses must not be empty: forgetless.analysis.analyse makes them")
     return analyses

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, final
 
 import torch
 
+from forgetless.accepted import whole
 from forgetless.errors import require
 from forgetless.ranks import Ranks
 
@@ -40,12 +41,9 @@ class Storage:
 
     def __post_init__(self) -> None:
         require(self.kind in ("dense", "factored"), "storage", self.kind, "'dense' or 'factored'")
-        whole = self.max_rank is None or (
-            isinstance(self.max_rank, int)
-            and not isinstance(self.max_rank, bool)
-            and self.max_rank >= 1
-        )
-        require(whole, "max_rank", self.max_rank, "a whole number of at least 1, or None")
+        some = whole(1)
+        fits = self.max_rank is None or some.fits(self.max_rank)
+        require(fits, "max_rank", self.max_rank, f"{some.words}, or None")
         real = self.dtype is None or (
             isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
         )

@@ -1,6 +1,6 @@
 """Tangent features that are kept as factors, and need the network no more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeVar, final
@@ -15,6 +15,10 @@ from forgetless.tangent.features import TangentFeatures
 
 Blocks = dict[str, Block]
 F = TypeVar("F", Left, Right)
+
+# Gradients summed over T positions that have up to so many times the numbers of their factors are
+# kept as rows: a product with them takes a T-th of the arithmetic.
+_AS_ROWS = 2
 
 
 @final
@@ -61,12 +65,13 @@ class Held:
 def held(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
     """The same features, or some of their rows, kept in memory and independent of the network.
 
-    With several scalars a sample, all first scalars come first.
+    With several scalars a sample, all first scalars come first. Where a layer is used at so many
+    positions that its factors save little, as a convolution's, its gradients are kept instead.
 
     Arguments:
         rows: indices, increasing; None for all.
     """
-    parts = [(dict(p.blocks), len(range(len(phi))[p.rows])) for p in phi.pieces()]
+    parts = [(_lighter(p.blocks), len(range(len(phi))[p.rows])) for p in phi.pieces()]
     if rows is None:
         parts = [(_owned(blocks), count) for blocks, count in parts]
     else:
@@ -139,6 +144,17 @@ def _end_to_end(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
     cat = _shared(torch.cat)
     blocks = {name: _mapped([blocks[name] for blocks, _ in run], cat) for name in run[0][0]}
     return blocks, sum(rows for _, rows in run)
+
+
+def _lighter(blocks: Mapping[str, Block]) -> Blocks:
+    """Every parameter's gradients as factors, or as rows where these are lighter to work with."""
+    return {name: Rows(b.rows()) if _is_better_as_rows(b) else b for name, b in blocks.items()}
+
+
+def _is_better_as_rows(block: Block) -> bool:
+    if not isinstance(block, Outer) or block.positions <= 1:
+        return False
+    return block.n * block.size <= _AS_ROWS * sum(t.numel() for t in block.tensors())
 
 
 def _owned(blocks: Blocks) -> Blocks:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.errors import TrainingError, require
+from forgetless.accepted import SHARE, whole
+from forgetless.errors import TrainingError
 from forgetless.theory.factors import project_rows
 
 
@@ -34,9 +35,9 @@ class Descent:
     max_steps: int = 500_000
 
     def __post_init__(self) -> None:
-        require(0 < self.share < 1, "share", self.share, "between 0 and 1")
-        require(0 < self.tolerance < 1, "tolerance", self.tolerance, "between 0 and 1")
-        require(self.max_steps >= 1, "max_steps", self.max_steps, "at least 1")
+        SHARE.check("share", self.share)
+        SHARE.check("tolerance", self.tolerance)
+        whole(1).check("max_steps", self.max_steps)
 
     def solve(
         self, features: Tensor, residual: Tensor, basis: Tensor, weight_decay: float, rtol: float

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from forgetless.accepted import whole
 from forgetless.errors import require
 from forgetless.linalg import float64
 from forgetless.theory.factors import check_finite
@@ -78,7 +79,7 @@ def model_drift(
         chunk: samples that go through the network at once.
     """
     require(len(x) > 0, "x", "no samples", "one sample or more")
-    require(chunk >= 1, "chunk", chunk, "at least 1")
+    whole(1).check("chunk", chunk)
     expected = {(key, value.shape) for key, value in model.state_dict().items()}
     for name, state in (("before", before), ("after", after)):
         differing = expected ^ {(key, value.shape) for key, value in state.items()}

@@ -1,12 +1,13 @@
 """Singular value decompositions of features, read to their numerical rank."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from forgetless.accepted import SHARE
 from forgetless.errors import require
 from forgetless.linalg import float64, orthonormalize
 
@@ -99,9 +100,16 @@ def extend_basis(basis: Tensor, vectors: Tensor, rtol: float) -> Tensor:
     return torch.cat([basis, orthonormalize(v[s > rtol], against=basis)])
 
 
-def check_matrix(name: str, matrix: Tensor) -> None:
+def check_factors(name: str, value: Any) -> None:
+    """Require an SVD that `factors` made."""
+    kind = type(value).__name__
+    require(isinstance(value, Factors), name, kind, "the SVD of features, from `factors`")
+
+
+def check_matrix(name: str, matrix: Any) -> None:
     """Require a matrix (n, p) that is not empty and has only finite entries."""
     accepted = "a matrix (n, p) with n and p at least 1"
+    require(isinstance(matrix, Tensor), name, type(matrix).__name__, accepted)
     require(matrix.dim() == 2 and matrix.numel() > 0, name, tuple(matrix.shape), accepted)
     check_finite(name, matrix)
 
@@ -114,4 +122,4 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 def check_rtol(rtol: float) -> None:
     """Require a relative cutoff that leaves something."""
-    require(0 < rtol < 1, "rtol", rtol, "between 0 and 1")
+    SHARE.check("rtol", rtol)

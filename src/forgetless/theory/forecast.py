@@ -7,10 +7,12 @@ would be. When to trust it: docs/forecast.md.
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from forgetless.accepted import POSITIVE, is_whole, whole
 from forgetless.errors import require
 from forgetless.linalg import orthonormalize
 from forgetless.tangent import tangent_features
@@ -47,7 +49,7 @@ def forecast(
     loss: Loss | None = None,
     source_classes: range | None = None,
     target_classes: range | None = None,
-    components: Sequence[int] = (),
+    components: int | Sequence[int] = (),
     remember: Pair | None = None,
     samples: int = 1000,
     basis: Tensor | None = None,
@@ -62,7 +64,7 @@ def forecast(
     A copy of the network is trained on the target for a tenth of the steps, linearised where it
     then is, all its outputs, and the linear model trained for the other steps by SGD with the given
     loss and learning rate, by products with its Jacobian. The network itself is not changed; it is
-    taken in eval mode, on its own device.
+    taken in eval mode, on its own device. Inputs are brought there, in the network's precision.
 
     Arguments:
         model: the network as it is after learning the source.
@@ -73,7 +75,8 @@ def forecast(
             task's classes. Labels that are not whole numbers need a loss of their own.
         source_classes, target_classes: the outputs that a task chooses among, where tasks have
             heads; by default all.
-        components: predict PCA-OGD with these numbers of the source's directions as well.
+        components: predict PCA-OGD with this number of the source's directions as well, or with
+            each of several.
         remember: samples whose directions PCA-OGD keeps; by default the source.
         samples: how many of them it looks at.
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
@@ -86,12 +89,11 @@ def forecast(
         observer: told in words what is being done.
     """
     started = time.perf_counter()
-    require(0 < lr < float("inf"), "lr", lr, "a positive number")
-    require(epochs >= 1, "epochs", epochs, "at least 1")
-    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
-    require(samples >= 1, "samples", samples, "at least 1")
-    require(overlap_samples >= 1, "overlap_samples", overlap_samples, "at least 1")
-    require(all(d >= 1 for d in components), "components", tuple(components), "at least 1 each")
+    POSITIVE.check("lr", lr)
+    counts = {"epochs": epochs, "batch_size": batch_size, "samples": samples}
+    for name, count in (counts | {"overlap_samples": overlap_samples}).items():
+        whole(1).check(name, count)
+    components = _counts(components)
     tell = observer or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model).eval()
@@ -149,6 +151,14 @@ def forecast(
         steps=epochs * -(-len(x) // batch_size),
         seconds=time.perf_counter() - started,
     )
+
+
+def _counts(components: Any) -> Sequence[int]:
+    """Numbers of directions; one alone is a list of one."""
+    counts = [components] if is_whole(components) else components
+    valid = isinstance(counts, Sequence) and all(map(whole(1).fits, counts))
+    require(valid, "components", components, f"{whole(1).words}, or several of them")
+    return list(counts)
 
 
 def _batches(n: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:

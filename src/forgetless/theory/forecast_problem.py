@@ -35,7 +35,7 @@ class Problem:
         target_classes: range | None,
     ) -> None:
         self.tangent = tangent
-        n_outputs = tangent.outputs(_inputs(source, "source")[:1]).shape[-1]
+        n_outputs = self._answered(self._inputs(source, "source")[:1], "source").shape[-1]
         self.source_classes = source_classes or range(n_outputs)
         self.target_classes = target_classes or range(n_outputs)
         for name, classes in (("source", self.source_classes), ("target", self.target_classes)):
@@ -50,7 +50,7 @@ class Problem:
 
     def checked(self, pair: Pair, what: str) -> Pair:
         """Samples on the model's device that it can be asked about, or one clear error."""
-        inputs, labels = _inputs(pair, what), torch.as_tensor(pair[1])
+        inputs, labels = self._inputs(pair, what), torch.as_tensor(pair[1])
         classes = self.target_classes if what == "target" else self.source_classes
         if len(labels) != len(inputs):
             raise DataError(f"the {what} has {len(inputs)} inputs and {len(labels)} labels")
@@ -67,11 +67,30 @@ class Problem:
             labels = labels.long()
         elif not self._own_loss:
             raise ConfigError(f"the {what} has labels that are not classes: say which loss")
-        theta = self.tangent.theta
-        inputs = inputs.to(theta if inputs.is_floating_point() else theta.device)
-        if not bool(self.tangent.outputs(inputs[:32]).isfinite().all()):
+        if not bool(self._answered(inputs[:32], what).isfinite().all()):
             raise DataError(f"the model's outputs on the {what} are NaN or infinite")
-        return inputs, labels.to(theta.device)
+        return inputs, labels.to(inputs.device)
+
+    def _inputs(self, pair: Pair, what: str) -> Tensor:
+        """The inputs of a pair where the model is, and as precise as it is."""
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise ConfigError(f"{what} must be a pair of inputs and labels")
+        inputs = torch.as_tensor(pair[0])
+        if inputs.dim() == 0 or len(inputs) == 0:
+            raise DataError(f"the {what} has no samples")
+        theta = self.tangent.theta
+        return inputs.to(theta if inputs.is_floating_point() else theta.device)
+
+    def _answered(self, inputs: Tensor, what: str) -> Tensor:
+        """The model's outputs on a few inputs, or one clear error."""
+        try:
+            return self.tangent.outputs(inputs)
+        except (RuntimeError, ValueError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            shape = tuple(inputs.shape[1:])
+            raise ConfigError(
+                f"the model does not take the inputs of the {what}, of shape {shape}: {reason}"
+            ) from error
 
     def look_at_fewer(self, count: int, generator: torch.Generator) -> None:
         """Keep a random choice of the source's samples."""
@@ -123,15 +142,6 @@ class Problem:
             features.append(tangent_features(self.tangent.module, inputs[chosen], classes))
         grid = gram_grid(features)
         return overlap_spectrum(gram_overlap(grid, 0, 1, rtol=_OVERLAP_RTOL)).cpu()
-
-
-def _inputs(pair: Pair, what: str) -> Tensor:
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise ConfigError(f"{what} must be a pair of inputs and labels")
-    inputs = torch.as_tensor(pair[0])
-    if inputs.dim() == 0 or len(inputs) == 0:
-        raise DataError(f"the {what} has no samples")
-    return inputs
 
 
 def _cross_entropy_within(classes: range) -> Loss:

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from forgetless.accepted import whole
 from forgetless.errors import require
 from forgetless.linalg import float64
 from forgetless.theory.factors import RTOL, check_matrix, check_rtol
@@ -143,7 +144,8 @@ def component_memory(
     joint, sizes = _joint(grams)
     require(0 < before <= len(sizes), "before", before, f"from 1 to {len(sizes)}")
     d = components
-    require(d is None or d >= 1, "components", d, "at least 1, or None for all")
+    valid = d is None or whole(1).fits(d)
+    require(valid, "components", d, f"{whole(1).words}, or None for all")
     parts = []
     for start, n in list(zip(_starts(sizes), sizes, strict=True))[:before]:
         roots, u = _roots(joint[start : start + n, start : start + n], rtol)

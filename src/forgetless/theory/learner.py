@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from forgetless.accepted import real
 from forgetless.errors import require
 from forgetless.linalg import float64
 from forgetless.theory.descent import Descent
@@ -142,8 +143,7 @@ def learn(
     """
     check_rtol(rtol)
     require(len(tasks) > 0, "tasks", "none", "one task or more")
-    finite = 0 <= weight_decay < float("inf")
-    require(finite, "weight_decay", weight_decay, "a finite number, 0 or more")
+    real(0).check("weight_decay", weight_decay)
     sizes = [task.features.shape[1] for task in tasks]
     require(len(set(sizes)) == 1, "tasks", f"with p = {sizes}", "of one number of parameters p")
 

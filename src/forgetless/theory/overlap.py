@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from forgetless.errors import require
-from forgetless.theory.factors import Factors, project_rows
+from forgetless.theory.factors import Factors, check_factors, project_rows
 from forgetless.theory.learner import Learned
 
 
@@ -18,6 +18,8 @@ def overlap(source: Factors, target: Factors, basis: Tensor | None = None) -> Te
         source, target: the SVDs of φ_s and φ_k.
         basis: B_{k−1}, (K, p), orthonormal rows, such as `Learned.bases[k]`; None is T = I.
     """
+    check_factors("source", source)
+    check_factors("target", target)
     p = source.v.shape[1]
     require(target.v.shape[1] == p, "target", tuple(target.v.shape), f"with {p} parameters")
     rows = target.v
@@ -53,6 +55,8 @@ def principal_angles(source: Factors, target: Factors) -> Tensor:
     cos θ_i are the singular values of V_s V_kᵀ, sin θ_i those of V_k (I − V_sᵀ V_s); small angles
     come from the sine, whose digits the cosine has lost (Björck and Golub 1973).
     """
+    check_factors("source", source)
+    check_factors("target", target)
     if source.rank < target.rank:
         source, target = target, source
     cosines = overlap_spectrum(overlap(source, target)).clamp_max(1.0)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from forgetless.accepted import whole
 from forgetless.errors import ConfigError, require
 from forgetless.theory.factors import Factors, extend_basis, factors
 
@@ -95,7 +96,8 @@ class PCAOGD:
 
     def __post_init__(self) -> None:
         d = self.components
-        require(d is None or d >= 1, "components", d, "at least 1, or None for all")
+        valid = d is None or whole(1).fits(d)
+        require(valid, "components", d, f"{whole(1).words}, or None for all")
 
     def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
         n, task = len(seen[-1].features), len(seen) - 1
@@ -171,8 +173,8 @@ def remembered(memory: Memory, seed: int, task: int, n: int) -> Tensor:
 
 def check_memory(memory: Memory, seed: int) -> None:
     """Require a memory of at least one sample, and a seed that can be used."""
-    require(seed >= 0, "seed", seed, "0 or more")
-    if isinstance(memory, bool | Tensor):
-        raise ConfigError(f"memory must be a number, index tensors or None, not {memory!r}")
+    whole(0).check("seed", seed)
+    if isinstance(memory, bool | str | Tensor) or not isinstance(memory, int | Sequence | None):
+        raise ConfigError(f"memory must be a whole number, index tensors or None, not {memory!r}")
     if isinstance(memory, int):
-        require(memory >= 1, "memory", memory, "at least 1, or None for all samples")
+        require(memory >= 1, "memory", memory, f"{whole(1).words}, or None for all samples")

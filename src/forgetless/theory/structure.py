@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -146,6 +146,8 @@ def _pair(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     return float64(before).detach(), float64(after).detach()
 
 
-def _check_square(name: str, gram: Tensor) -> None:
+def _check_square(name: str, gram: Any) -> None:
+    accepted = "a kernel φ φᵀ (n, n), which features give by `gram()`"
+    require(isinstance(gram, Tensor), name, type(gram).__name__, accepted)
     check_matrix(name, gram)
     require(gram.shape[0] == gram.shape[1], name, tuple(gram.shape), "a square matrix (n, n)")
