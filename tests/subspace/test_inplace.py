@@ -103,3 +103,16 @@ def test_rows_whose_squares_float32_cannot_hold(scale):
     expected, _, of_expected = orthonormalize_in_place(given.clone(), basis)
     torch.testing.assert_close(new, expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(outside / scale, of_expected, rtol=0, atol=1e-4)
+
+
+def test_old_rows_in_half_precision():
+    """They are only nearly orthonormal; what is new is at right angles to them all the same."""
+    given = vectors(20, 2000)
+    basis = orthonormalize(vectors(30, 2000)).bfloat16()
+    new, inside, outside = orthonormalize_in_place(given.clone(), basis)
+    exact = basis.double()
+    assert float((new.double() @ exact.T).abs().max()) < 1e-6
+    torch.testing.assert_close(new @ new.T, torch.eye(20), rtol=0, atol=1e-6)
+    again = inside @ exact + outside @ new.double()
+    lengths = given.double().norm(dim=1, keepdim=True)
+    torch.testing.assert_close(again / lengths, given / lengths, rtol=0, atol=1e-6)

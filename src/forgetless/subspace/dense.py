@@ -115,7 +115,7 @@ class DenseSubspace:
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
         vectors = [phi.dense() for phi in features]
-        return self._extended(vectors, [_squared(v, self.storage.ranks) for v in vectors])
+        return self._extended(vectors, None)
 
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
@@ -132,16 +132,25 @@ class DenseSubspace:
         ]
         return self._extended(vectors, [total for *_, total in found])
 
-    def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float]) -> Self:
-        """With the span of more vectors (d, p) for each seed, of features of that total variance.
+    def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float] | None) -> Self:
+        """With the span of more vectors (d, p) for each seed.
 
         What is already inside, or depends on the other vectors, adds nothing.
+
+        Arguments:
+            vectors: of each seed.
+            totals: the variance of the features that they are directions of; None if they are all
+                of these features.
         """
+        ranks = self.storage.ranks
+        lengths = [lengths_of_long(v, ranks) for v in vectors]
+        squares = [float(of_seed.square().sum()) for of_seed in lengths]
+        totals = squares if totals is None else totals
         if not all(map(isfinite, totals)):
             raise DataError("the features of samples to remember are NaN or infinite")
-        ranks = self.storage.ranks
-        shares = [_squared(v, ranks) / max(t, _TINY) for v, t in zip(vectors, totals, strict=True)]
-        found = [_taken_apart(v, old, ranks) for v, old in zip(vectors, self.rows, strict=True)]
+        shares = [one / max(total, _TINY) for one, total in zip(squares, totals, strict=True)]
+        problems = zip(vectors, self.rows, lengths, strict=True)
+        found = [_taken_apart(*problem, ranks) for problem in problems]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
@@ -224,25 +233,21 @@ def _agreed_weights(
     return ranks.agreed(values), ranks.agreed(weights), total
 
 
-def _taken_apart(vectors: Tensor, old: Tensor, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
+def _taken_apart(
+    vectors: Tensor, old: Tensor, lengths: Tensor, ranks: Ranks | None
+) -> tuple[Tensor, Tensor]:
     """Orthonormal rows that vectors (d, p) add to old ones (K, p), and A: vectors = A [old; new].
 
     Vectors in float32, or on several ranks, are overwritten.
     """
     if vectors.dtype == torch.float32 or ranks is not None:
         new, in_old, in_new = orthonormalize_in_place(
-            vectors, old, least=_rounding(old), ranks=ranks
+            vectors, old, lengths=lengths, least=_rounding(old), ranks=ranks
         )
         return new, torch.cat([in_old, in_new], 1)
     least, old = _rounding(old), _full(old).to(vectors)
     new = orthonormalize(vectors, against=old, least=least)
     return new, torch.cat([float64(vectors @ old.T), float64(vectors @ new.T)], 1)
-
-
-def _squared(vectors: Tensor, ranks: Ranks | None) -> float:
-    """Σ of all squares, summed in float64."""
-    squared = lengths_of_long(vectors).square().sum()
-    return float(squared if ranks is None else ranks.sum(squared))
 
 
 def _rounding(rows: Tensor) -> float:

@@ -10,11 +10,13 @@ from forgetless.linalg import float64, product_of_long
 from forgetless.ranks import Ranks
 
 # Numbers that are made float64 at once: what a cache holds, and what keeps a GPU busy.
-_EXACT = {"cpu": 1 << 20, "cuda": 1 << 25}
+_EXACT = {"cpu": 1 << 20, "cuda": 1 << 27}
 # Inner products of rows that are as good as orthonormal.
 _SETTLED = {torch.float32: 1e-6, torch.float64: 1e-14}
 # Inner products that one round takes below that: each squares them.
 _NEARLY = {torch.float32: 1e-4, torch.float64: 1e-8}
+# Both where old rows are rounded to half precision: then their own are no smaller.
+_HALF_SETTLED, _HALF_NEARLY = 1e-4, 1e-2
 # What is left of a row that depends on others, relative to its length, is rounding.
 _DEPENDENT = 1e-5
 # Columns of a row whose squares are summed in its own precision.
@@ -22,7 +24,12 @@ _PIECE = 1024
 
 
 def orthonormalize_in_place(
-    vectors: Tensor, against: Tensor, *, least: float = 0.0, ranks: Ranks | None = None
+    vectors: Tensor,
+    against: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    least: float = 0.0,
+    ranks: Ranks | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `linalg.orthonormalize`, with no memory but that of the vectors, which are overwritten.
 
@@ -33,6 +40,7 @@ def orthonormalize_in_place(
     Arguments:
         vectors: W, (d, p) in float32, or in float64 on several ranks.
         against: Q, (K, p), orthonormal rows.
+        lengths: of the vectors, (d,) in float64, if they are known.
         least: share of a vector's length outside of Q below which it adds nothing.
         ranks: the processes that each hold some of the p columns; None if all are here.
 
@@ -43,21 +51,25 @@ def orthonormalize_in_place(
     d = len(vectors)
     old = float64(vectors.new_zeros(d, len(against)))
     new = torch.eye(d).to(old)
+    lengths = lengths_of_long(vectors, ranks) if lengths is None else lengths
+    half = len(against) > 0 and against.element_size() < vectors.element_size() == 4
+    settled = _HALF_SETTLED if half else _SETTLED[vectors.dtype]
+    nearly = _HALF_NEARLY if half else _NEARLY[vectors.dtype]
     for round_ in range(3):
-        lengths = _lengths(vectors, ranks).to(old).clamp_min(torch.finfo(vectors.dtype).tiny)
+        lengths = lengths.to(old).clamp_min(torch.finfo(vectors.dtype).tiny)
         vectors /= lengths.unsqueeze(1).to(vectors)
         new = new * lengths
         # What the first round leaves inside of Q by rounding, the second takes out.
-        exact = round_ > 0
-        inside = _products(vectors, against, exact=exact, ranks=ranks)
+        again = round_ > 0
+        inside = _products(vectors, against, exact=again and not half, ranks=ranks)
         old = old + new @ inside
-        _subtract(vectors, inside, against, exact=exact)
+        _subtract(vectors, inside, against, exact=again and not half)
         if least:
             vectors *= (_lengths(vectors, ranks) >= least).unsqueeze(1).to(vectors)
         gram = _products(vectors, vectors, ranks=ranks)
         off = (gram - torch.eye(len(gram)).to(gram)).abs()
-        error = max((float(t.max()) for t in (inside.abs(), off) if t.numel()), default=0.0)
-        if exact and error <= _SETTLED[vectors.dtype]:
+        error = float(torch.cat([inside.abs().flatten(), off.flatten(), off.new_zeros(1)]).max())
+        if again and error <= settled:
             break
         factor, kept = _factor(gram)
         if len(kept) < len(vectors):
@@ -66,8 +78,9 @@ def orthonormalize_in_place(
         inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
         for (part,) in _cut(vectors):
             part.copy_(inverse @ float64(part).to(inverse))
-        if exact and error <= _NEARLY[vectors.dtype]:
+        if again and error <= nearly:
             break
+        lengths = _lengths(vectors, ranks)
     return vectors, old, new
 
 
@@ -84,7 +97,7 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     """L (d, r) with G ≈ L Lᵀ, and the r rows of G that depend on none before them."""
     size = len(gram)
     whole, failed = torch.linalg.cholesky_ex(gram)
-    if not int(failed) and bool((whole.diagonal() > _DEPENDENT).all()):
+    if bool(((whole.diagonal() > _DEPENDENT) & (failed == 0)).all()):
         return whole, torch.arange(size, device=gram.device)
     columns: list[Tensor] = []
     kept = []
@@ -101,29 +114,38 @@ def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     return found.to(gram), torch.tensor(kept, dtype=torch.long, device=gram.device)
 
 
-def lengths_of_long(rows: Tensor) -> Tensor:
-    """Of each row, in float64: (d, p) → (d,).
+def lengths_of_long(rows: Tensor, ranks: Ranks | None = None) -> Tensor:
+    """Of each row, in float64: (d, p) → (d,); of rows whose squares they cannot hold, too."""
+    found = _norms(rows)
+    limits = torch.finfo(rows.dtype)
+    unsafe = (found < _PIECE * limits.tiny**0.5) | ~found.isfinite()
+    if rows.shape[1] and bool(unsafe.any()):
+        some = rows[unsafe]
+        scale = some.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
+        found[unsafe] = float64(scale[:, 0]) * _norms(some / scale)
+    return _over(found, ranks)
+
+
+def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
+    """The same of rows that are about as long as one."""
+    return _over(_norms(rows), ranks)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Lengths, (d,) in float64.
 
     Short pieces are summed in the rows' own precision, which is far faster, and the pieces in
-    float64: in float32 alone a millionth would be lost. Rows whose squares it cannot hold are
-    scaled first.
+    float64: in float32 alone a millionth would be lost.
     """
     whole = rows.shape[1] // _PIECE * _PIECE
     pieces = vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
     rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
     found: Tensor = vector_norm(float64(torch.cat([pieces, rest], dim=1)), dim=1)
-    limits = torch.finfo(rows.dtype)
-    unsafe = (found < _PIECE * limits.tiny**0.5) | ~found.isfinite()
-    if rows.shape[1] and bool(unsafe.any()):
-        scale = rows[unsafe].abs().amax(1).clamp_min(limits.tiny)
-        scaled = vector_norm(float64(rows[unsafe] / scale.unsqueeze(1)), dim=1)
-        found[unsafe] = float64(scale) * scaled
     return found
 
 
-def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
-    """Of each row, in float64."""
-    lengths = lengths_of_long(rows)
+def _over(lengths: Tensor, ranks: Ranks | None) -> Tensor:
+    """Of rows of which each rank has a part."""
     return lengths if ranks is None else ranks.sum(lengths.square()).sqrt()
 
 
