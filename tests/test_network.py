@@ -1,5 +1,6 @@
 """Several sets of samples at once through S networks, and the choice of samples."""
 
+import copy
 from collections import Counter
 
 import pytest
@@ -12,6 +13,9 @@ from forgetless.network import Network
 from forgetless.streams import batch
 from forgetless.tangent import chunks
 from forgetless.tangent.capture import capture
+from forgetless.tangent.problem import Problem
+from forgetless.tangent.truth import truth_of
+from tests.tangent.reference import built, by_loop, random
 
 SEEDS, SETS, SIZE = 2, 3, 7
 
@@ -110,9 +114,9 @@ def test_every_choice_is_as_likely_as_any_other(count, available):
 def test_samples_show_only_once_how_much_memory_they_take(monkeypatch):
     sizes = []
 
-    def counted(part, fallen):
+    def counted(part, *more):
         sizes.append(part.n)
-        return capture(part, fallen)
+        return capture(part, *more)
 
     monkeypatch.setattr(chunks, "capture", counted)
     net = network(training=False)
@@ -124,3 +128,45 @@ def test_samples_show_only_once_how_much_memory_they_take(monkeypatch):
     assert net.loss_features(samples, 0).shape[0] == n
     assert sizes[3:] == [chunks._PROBE]
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_autograd_confirms_once_how_samples_lie_in_a_chain(chain, monkeypatch):
+    """Other networks may treat other samples differently, and are asked about each."""
+    asked = []
+    monkeypatch.setattr(
+        "forgetless.tangent.capture.truth_of",
+        lambda *problem: asked.append(len(problem[0])) or truth_of(*problem),
+    )
+    net = network(training=False)
+    assert net.perceptron is not None
+    if not chain:
+        net.perceptron = None
+    labels = torch.randint(0, 4, (SEEDS, SIZE))
+    for draw in range(2):
+        torch.manual_seed(draw)
+        inputs = torch.randn(SEEDS, SIZE, 6, dtype=torch.float64)
+        for seed in range(SEEDS):
+            found = net.features(Samples(inputs, labels, labels), seed).dense()
+            module = nn.Sequential(*map(copy.deepcopy, net.module)).eval()
+            module.load_state_dict(net.state_dict(seed))
+            expected = by_loop(module, inputs[seed], labels[seed])[:, : net.protected_size]
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert asked == [SIZE] * (1 if chain else 2 * SEEDS)
+    net.loss_features(Samples(inputs, labels, labels // 2), 0)  # of another scalar it is asked
+    assert len(asked) == (2 if chain else 5)
+
+
+def test_a_layout_is_not_believed_of_layers_in_another_order():
+    layers = [built(lambda: nn.Linear(4, 4)) for _ in range(2)]
+    model = nn.ModuleList(layers)
+    orders = iter([(0, 1), (1, 0)])
+    model.forward = lambda x: layers[(order := next(orders))[1]](layers[order[0]](x)).sum(1)
+    names = tuple(n for n, _ in model.named_parameters())
+    values = {n: p.detach() for n, p in model.named_parameters()}
+    x = random(5, 4)
+    problem = Problem.at(model, values, names, (x,), {}, lambda out: out, ())
+    first = capture(problem)
+    second = capture(problem, frozenset(), first.layout)
+    assert first.layout is not None
+    assert second.layout.layers == tuple(layers[::-1])

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -16,7 +17,7 @@ from forgetless.capturing import side_by_side
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
 from forgetless.perceptron import Perceptron, perceptron_of
-from forgetless.tangent import Batch, TangentFeatures, features_of
+from forgetless.tangent import Batch, Known, TangentFeatures, features_of
 
 _CACHED = 1 << 24  # bytes that a CPU's cache holds
 Predicate = Callable[[str], bool]
@@ -74,7 +75,7 @@ class Network:
         self.perceptron = self.perceptron_in(self.module)
         self.by_seed = self.runs_by_seed(self.module)
         self.runs_several = True  # as far as is known
-        self._sample_bytes: dict[tuple[str, Size], int | None] = {}  # of features, by their scalar
+        self._known: dict[tuple[str, Size], Known] = {}  # of features, by their scalar
         self.protected_names = protected
         self.protected_size = sum(self.shapes[n].numel() for n in protected)
 
@@ -240,21 +241,17 @@ class Network:
         self, samples: Samples, seed: int, scalar: Callable[..., Tensor], *belongings: Tensor
     ) -> TangentFeatures:
         values = {n: v[seed] for n, v in self.values(self.theta).items()}
-        training = self.module.training
+        batch = Batch((samples.inputs[seed],), {}, belongings)
         alike = scalar.__name__, samples.inputs.shape[2:]
+        names, known, training = self.protected_names, self._known.get(alike), self.module.training
         self.module.eval()
         try:
-            phi = features_of(
-                self.module,
-                values,
-                [Batch((samples.inputs[seed],), {}, belongings)],
-                scalar,
-                names=self.protected_names,
-                sample_bytes=self._sample_bytes.get(alike),
-            )
+            phi = features_of(self.module, values, [batch], scalar, names=names, known=known)
         finally:
             self.module.train(training)
-        self._sample_bytes[alike] = phi.sample_bytes
+        if phi.known is not None:  # only a chain is sure to treat others as it did these
+            layout = phi.known.layout if self.perceptron is not None else None
+            self._known[alike] = replace(phi.known, layout=layout)
         return phi
 
     def state_dict(self, seed: int) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Tangent features: the gradient of a network's output, sample by sample."""
 
 from forgetless.tangent.arguments import chosen_names, tangent_features
+from forgetless.tangent.chunks import Known
 from forgetless.tangent.features import Batch, TangentFeatures, features_of
 from forgetless.tangent.held import (
     bytes_by_parameter,
@@ -17,6 +18,7 @@ from forgetless.tangent.together import top_weights_of_each
 
 __all__ = [
     "Batch",
+    "Known",
     "Share",
     "TangentFeatures",
     "bytes_by_parameter",

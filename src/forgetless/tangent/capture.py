@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import hypot
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.linalg import float64
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.factors import merged
-from forgetless.tangent.fallback import VMAP_ERRORS, gradients_of, rows_by_loop, rows_by_vmap
+from forgetless.tangent.fallback import VMAP_ERRORS, rows_by_loop, rows_by_vmap
 from forgetless.tangent.problem import Problem
 from forgetless.tangent.rules import RULES, Contribution, matrix_shape
+from forgetless.tangent.truth import Truth, truth_of
 
 # The ways a rule is tried: samples in the leading dimension, samples in the second.
 _AXES = (0, 1)
@@ -21,11 +20,32 @@ _AXES = (0, 1)
 
 @final
 @dataclass(frozen=True)
+class Layout:
+    """Where layers have the samples, as autograd has confirmed it for every parameter.
+
+    Arguments:
+        layers: in the order in which they run.
+        axes: parameter → dimension of the samples; those that no layer uses are missing.
+        rules: parameter → rule.
+    """
+
+    layers: tuple[nn.Module, ...]
+    axes: Mapping[str, int]
+    rules: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True)
 class Captured:
-    """The blocks of every parameter for each of the K scalars, and which rule holds them."""
+    """The blocks of every parameter for each of the K scalars, and which rule holds them.
+
+    Arguments:
+        layout: None if some parameter has no rule.
+    """
 
     blocks: tuple[Mapping[str, Block], ...]
     rules: Mapping[str, str]
+    layout: Layout | None = None
 
 
 @final
@@ -39,55 +59,9 @@ class _Call:
     output: Tensor
 
 
-@final
-@dataclass(frozen=True)
-class _Truth:
-    """Gradients of Σ_ik w_ik s_ik by autograd, with random weights w, to check any rows against.
-
-    Samples do not interact, so the gradient is Σ_ik w_ik φ_ik however the network lays its samples
-    out. A rule that took other things for samples (time steps, say) gives a different sum for all
-    w but a set of measure zero.
-    """
-
-    weights: Tensor  # (n, K)
-    gradients: Mapping[str, Tensor | None]
-    lengths: Mapping[str, float]  # of the gradients
-    # Some gradients are zero but for rounding (of the keys' bias in attention): the rounding of
-    # everything else is their measure.
-    rounding: float
-    eps: float  # of the coarsest precision in which a layer computed
-
-    def confirms(self, name: str, blocks: list[Block]) -> bool:
-        """Whether the blocks (one a scalar) of a parameter give that sum, up to rounding."""
-        return name in self.confirmed({name: blocks})
-
-    def confirmed(self, several: Mapping[str, list[Block]]) -> list[str]:
-        """The parameters whose blocks it confirms; a GPU is asked once for all."""
-        errors = _numbers([self._error(name, blocks) for name, blocks in several.items()])
-        share = min(0.1, 20 * self.eps**0.5)
-        return [
-            name
-            for name, error in zip(several, errors, strict=True)
-            if error <= share * self.lengths[name] + self.rounding
-        ]
-
-    def _error(self, name: str, blocks: list[Block]) -> Tensor:
-        found = self.weights.new_zeros(1, blocks[0].size)
-        for block, weights in zip(blocks, self.weights.T, strict=True):
-            block.add_combined(weights.unsqueeze(0), found)
-        if (gradient := self.gradients[name]) is not None:
-            found = found - gradient.reshape(1, -1)
-        error: Tensor = found.norm()
-        return error
-
-
-def _numbers(scalars: list[Tensor]) -> list[float]:
-    """Scalars of one device as numbers, brought over together."""
-    found: list[float] = torch.stack([float64(s) for s in scalars]).tolist() if scalars else []
-    return found
-
-
-def capture(problem: Problem, given_up: frozenset[str] = frozenset()) -> Captured:
+def capture(
+    problem: Problem, given_up: frozenset[str] = frozenset(), layout: Layout | None = None
+) -> Captured:
     """Every parameter's per-sample gradients: by its layer's rule if it holds, else by rows.
 
     Samples do not interact, so ∂(Σ_i s_i)/∂z_i = ∂s_i/∂z_i: one backward pass for all samples, K
@@ -96,6 +70,7 @@ def capture(problem: Problem, given_up: frozenset[str] = frozenset()) -> Capture
 
     Arguments:
         given_up: parameters for which no rule is tried.
+        layout: of other samples, if these must lie as they do: then autograd is not asked again.
     """
     leaves = problem.leaves()
     calls: list[_Call] = []
@@ -106,17 +81,42 @@ def capture(problem: Problem, given_up: frozenset[str] = frozenset()) -> Capture
         finally:
             for handle in handles:
                 handle.remove()
-        truth = _truth(scalars, leaves, calls)
         deltas = _output_gradients(scalars, calls)
+        if layout is not None and layout.layers == tuple(call.layer for call in calls):
+            blocks = [_laid_out(problem, calls, of, layout) for of in deltas]
+            if all(len(of) == len(problem.names) for of in blocks):
+                return Captured(tuple(blocks), layout.rules, layout)
+        truth = truth_of(scalars, leaves, [call.output for call in calls])
         del scalars
-        blocks, rules = _by_rules(problem, calls, deltas, truth)
+        blocks, rules, axes = _by_rules(problem, calls, deltas, truth)
+        layers = tuple(call.layer for call in calls)
         calls.clear()  # and with them the graph
         rest = tuple(name for name in problem.names if name not in rules)
         if rest:
             by_rows, more = _by_rows(problem, rest, truth)
             blocks = [{**a, **b} for a, b in zip(blocks, by_rows, strict=True)]
             rules |= more
-    return Captured(tuple(blocks), {name: rules[name] for name in problem.names})
+    rules = {name: rules[name] for name in problem.names}
+    return Captured(tuple(blocks), rules, None if rest else Layout(layers, axes, rules))
+
+
+def _laid_out(
+    problem: Problem, calls: list[_Call], deltas: list[Tensor], layout: Layout
+) -> dict[str, Block]:
+    """The blocks of one scalar, where the samples lie as that says."""
+    blocks: dict[str, Block] = {
+        name: _nothing(problem, name) for name in problem.names if name not in layout.axes
+    }
+    for axis in set(layout.axes.values()):
+        others = {name for name, its in layout.axes.items() if its != axis}
+        blocks |= _build(problem, calls, deltas, axis, others)
+    return blocks
+
+
+def _nothing(problem: Problem, name: str) -> Block:
+    """A gradient of zero."""
+    value = problem.values[name]
+    return Outer((1, 1, value.numel()), (), value.new_empty(problem.n, 0))
 
 
 def _watch(
@@ -153,19 +153,6 @@ def _watch(
     return handles
 
 
-def _truth(scalars: Tensor, leaves: Mapping[str, Tensor], calls: list[_Call]) -> _Truth:
-    generator = torch.Generator().manual_seed(len(scalars))
-    weights = torch.rand(scalars.shape, generator=generator) + 0.5
-    weights *= torch.randint(0, 2, scalars.shape, generator=generator) * 2 - 1
-    weights = weights.to(scalars)
-    gradients = gradients_of((weights * scalars).sum(), leaves)
-    there = {name: g for name, g in gradients.items() if g is not None}
-    lengths = dict.fromkeys(gradients, 0.0)
-    lengths |= zip(there, _numbers([g.norm() for g in there.values()]), strict=True)
-    eps = max(torch.finfo(t.dtype).eps for t in (weights, *(call.output for call in calls)))
-    return _Truth(weights, gradients, lengths, 30 * eps * hypot(*lengths.values()), eps)
-
-
 def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]:
     """δ of every call, for each of the K scalars."""
     outputs = [call.output for call in calls]
@@ -180,18 +167,17 @@ def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]
 
 
 def _by_rules(
-    problem: Problem, calls: list[_Call], deltas: list[list[Tensor]], truth: _Truth
-) -> tuple[list[dict[str, Block]], dict[str, str]]:
-    """The blocks that a rule gives and autograd confirms, and the rules' names."""
+    problem: Problem, calls: list[_Call], deltas: list[list[Tensor]], truth: Truth
+) -> tuple[list[dict[str, Block]], dict[str, str], dict[str, int]]:
+    """The blocks that a rule gives and autograd confirms, the rules' names and samples' axes."""
     touched = {name for call in calls for name in call.names.values()}
     found: list[dict[str, Block]] = [{} for _ in deltas]
     rules: dict[str, str] = {}
+    axes: dict[str, int] = {}
     for name in problem.names:
         if name not in touched and truth.gradients[name] is None:
-            value = problem.values[name]
-            none = Outer((1, 1, value.numel()), (), value.new_empty(problem.n, 0))
             for blocks in found:
-                blocks[name] = none
+                blocks[name] = _nothing(problem, name)
             rules[name] = "unused"
     for axis in _AXES:
         built = [_build(problem, calls, of, axis, set(rules)) for of in deltas]
@@ -204,8 +190,8 @@ def _by_rules(
         for name in truth.confirmed(candidates):
             for blocks, block in zip(found, candidates[name], strict=True):
                 blocks[name] = block
-            rules[name] = labels[name]
-    return found, rules
+            rules[name], axes[name] = labels[name], axis
+    return found, rules, axes
 
 
 def _labels(calls: list[_Call]) -> dict[str, str]:
@@ -259,7 +245,7 @@ def _as_precise(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _by_rows(
-    problem: Problem, names: tuple[str, ...], truth: _Truth
+    problem: Problem, names: tuple[str, ...], truth: Truth
 ) -> tuple[list[dict[str, Block]], dict[str, str]]:
     """Rows by vmap where it can and autograd confirms them, else by a loop over samples."""
     count = truth.weights.shape[1]

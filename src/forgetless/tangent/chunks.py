@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forgetless.errors import ConfigError
 from forgetless.tangent.blocks import Block
-from forgetless.tangent.capture import Captured, capture
+from forgetless.tangent.capture import Captured, Layout, capture
 from forgetless.tangent.factors import cuts, distinct_bytes
 from forgetless.tangent.memory import memory_of
 from forgetless.tangent.problem import Problem
@@ -62,6 +62,20 @@ class Source(Protocol):
 
 
 @final
+@dataclass(frozen=True)
+class Known:
+    """What some samples have shown of all others of the same network, scalars and shape.
+
+    Arguments:
+        sample_bytes: what one takes.
+        layout: where layers have them, if it cannot be elsewhere for others; None to find out.
+    """
+
+    sample_bytes: int
+    layout: Layout | None = None
+
+
+@final
 class Chunks:
     """Walks over the samples of problems, a chunk at a time.
 
@@ -69,12 +83,11 @@ class Chunks:
         problems: the same scalars of the same network, each of some samples; inputs of one problem
             have one shape.
         chunk: samples that go through the network at once; None: as many as fit well.
-        sample_bytes: what a sample takes, where that is known from the same scalars of the same
-            network; otherwise a few samples show it.
+        known: from samples that are alike; otherwise a few samples show what one takes.
     """
 
     def __init__(
-        self, problems: Sequence[Problem], chunk: int | None, sample_bytes: int | None = None
+        self, problems: Sequence[Problem], chunk: int | None, known: Known | None = None
     ) -> None:
         self.names = problems[0].names
         values = [problems[0].values[name] for name in self.names]
@@ -86,14 +99,15 @@ class Chunks:
         # Memory of a GPU that is free is there to be used.
         free = memory_of(self.like.device) if self.like.is_cuda else None
         self.budget = max(_BUDGET, (free or 0) // 4)
-        if chunk is None and sample_bytes is not None:
-            chunk = self._fitting(sample_bytes)
+        self._layout = None if known is None else known.layout
+        if chunk is None and known is not None:
+            chunk = self._fitting(known.sample_bytes)
         size = min(problems[0].n, _PROBE if chunk is None else chunk)
         first = self._capture(problems[0].select(slice(0, size)))
         self.per_sample = len(first.blocks)  # K
-        self.sample_bytes = max(1, _bytes(first) // size)
+        self.known = Known(max(1, _bytes(first) // size), first.layout)
         if chunk is None and size < max(problem.n for problem in problems):
-            chunk = self._fitting(self.sample_bytes)
+            chunk = self._fitting(self.known.sample_bytes)
         self.parts = [
             problem.select(some) for problem in problems for some in cuts(problem.n, chunk or size)
         ]
@@ -122,7 +136,7 @@ class Chunks:
 
     def _capture(self, part: Problem) -> Captured:
         fallen = frozenset(name for name, rule in self.rules.items() if rule in ("vmap", "loop"))
-        captured = capture(part, fallen)
+        captured = capture(part, fallen, self._layout)
         for name, rule in captured.rules.items():
             # Of several chunks the report is the slowest way that was taken.
             before = self.rules.get(name, "unused")

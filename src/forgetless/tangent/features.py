@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64
-from forgetless.tangent.chunks import Chunks, Piece, Source
+from forgetless.tangent.chunks import Chunks, Known, Piece, Source
 from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.memory import refuse_more_than_memory
 from forgetless.tangent.problem import Problem, Scalar
@@ -50,9 +50,9 @@ class TangentFeatures:
         return dict(self.source.rules)
 
     @property
-    def sample_bytes(self) -> int | None:
-        """What a sample takes that goes through the network; None if none has to any more."""
-        return self.source.sample_bytes if isinstance(self.source, Chunks) else None
+    def known(self) -> Known | None:
+        """What samples show that go through the network; None if none has to any more."""
+        return self.source.known if isinstance(self.source, Chunks) else None
 
     def __repr__(self) -> str:
         n, p = self.shape
@@ -242,7 +242,7 @@ def features_of(
     names: Sequence[str],
     chunk: int | None = None,
     lasting: bool = False,
-    sample_bytes: int | None = None,
+    known: Known | None = None,
 ) -> TangentFeatures:
     """The gradient of one scalar (or of K) per sample with respect to the named parameters.
 
@@ -254,7 +254,7 @@ def features_of(
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
         lasting: the values will not be changed; otherwise they are copied.
-        sample_bytes: those of earlier features of the same scalars of the same network.
+        known: by earlier features of the same scalars of the same network.
     """
     first, *others = batches
     names, args, kwargs = tuple(names), first.args, first.kwargs
@@ -262,7 +262,7 @@ def features_of(
         module, values, names, args, kwargs, scalar, first.belongings, lasting=lasting
     )
     rest = [problem.on(part.args, part.kwargs, part.belongings) for part in others]
-    return TangentFeatures(Chunks([problem, *rest], chunk, sample_bytes))
+    return TangentFeatures(Chunks([problem, *rest], chunk, known))
 
 
 def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:
