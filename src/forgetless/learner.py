@@ -28,6 +28,8 @@ _EVALUATION_NUMBERS = 1 << 26
 _RECORDED_STEPS = 8
 # Notes on whether weights are finite that may wait, over epochs, for someone to look at them.
 _UNSEEN = 256
+# By samples in a step, steps, and whether the network is in training mode.
+Recordings = dict[tuple[int, int, bool], Recording]
 
 
 @final
@@ -121,9 +123,8 @@ class Learner:
         may have looked yet whether the weights are finite: `watch` does, and does so at the end.
         """
         place = self.place = self.place or Place(self.steps)
-        first_step = place.first_step
-        self.watch.begin(task, first_step)
-        recordings: dict[tuple[int, int, bool], Recording] = {}
+        self.watch.begin(task, place.first_step)
+        recordings: Recordings = {}
         while place.epochs < epochs:
             order = place.order
             if order is None:
@@ -133,15 +134,9 @@ class Learner:
             in_epoch = len(batches)
             del batches[: place.batches]
             while batches:
-                seen_split = self._seen(split)
-                steps = self._recorded_steps(batches, first_step)
-                done = (
-                    self._replay(seen_split, task, batches[:steps], recordings) if steps else None
-                )
-                if done is None:
-                    steps, done = 1, self._step(seen_split, batches[0], task)
+                steps, finite = self._advance(self._seen(split), task, batches, recordings)
                 del batches[:steps]
-                self.watch.note(self.steps, done)
+                self.watch.note(self.steps, finite)
                 if self._records and not len(self.draws.coming):
                     self.draws.ahead(len(batches))  # as the latest step has asked
                 place.batches += steps
@@ -162,6 +157,18 @@ class Learner:
         if self._needs_neighbours and len(batches) > 1 and batches[-1].shape[1] == 1:
             batches = batches[:-1]
         return batches
+
+    def _advance(
+        self, split: Split, task: int, batches: Sequence[Tensor], recordings: Recordings
+    ) -> tuple[int, Tensor]:
+        """Steps on the next batch, or on as many as a recording takes.
+
+        Returns:
+            how many, and whether the weights are finite after them, (S,).
+        """
+        steps = self._recorded_steps(batches)
+        finite = self._replay(split, task, batches[:steps], recordings) if steps else None
+        return (1, self._step(split, batches[0], task)) if finite is None else (steps, finite)
 
     def _step(self, split: Split, index: Tensor, task: int) -> Tensor:
         """One step by itself; returns whether the weights are finite after it, (S,)."""
@@ -193,11 +200,12 @@ class Learner:
         if self.network.module.training != training:
             self.network.module.train(training)
 
-    def _recorded_steps(self, batches: Sequence[Tensor], first_step: int) -> int:
+    def _recorded_steps(self, batches: Sequence[Tensor]) -> int:
         """How many of the next steps can be done as one recording, 0 if none."""
         size, mode = batches[0].shape[1], self._is_training(self.steps)
         # A first step by itself lets libraries get ready, and shows what the method draws.
-        if not self._records or self.steps == first_step or (size, mode) not in self._rehearsed:
+        first = self.place is None or self.steps == self.place.first_step
+        if not self._records or first or (size, mode) not in self._rehearsed:
             return 0
 
         def is_alike(i: int) -> bool:
@@ -210,7 +218,7 @@ class Learner:
         split: Split,
         task: int,
         batches: Sequence[Tensor],
-        recordings: dict[tuple[int, int, bool], Recording],
+        recordings: Recordings,
     ) -> Tensor | None:
         """Steps on the batches by a recording; None if they cannot be recorded."""
         self._set_mode()
