@@ -13,7 +13,7 @@ from forgetless.fit import fit
 from forgetless.methods import build_method
 from forgetless.models import build_model
 from forgetless.paper.artefact import Artefact, all_or_nothing
-from forgetless.paper.artefacts import kernel_change, methods_summary
+from forgetless.paper.artefacts import kernel_change, methods_summary, protocols, strength
 from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
 from forgetless.paper.run import Run
@@ -289,3 +289,16 @@ def test_the_estimated_effort_is_what_runs_took():
     )
     assert half < whole
     assert Run(FULL.config("cifar", "ogd")).effort < Run(FULL.config("cifar", "pca-ogd")).effort
+
+
+def test_a_strength_that_was_searched_is_not_searched_again():
+    """The protocols need the runs of a search only as long as they do not know its result."""
+    search = {f"{b} {p}": {"chosen": 30.0} for b, p in strength.variants(SMALL)}
+    before = {run.key for run in protocols.parts(SMALL, {})["rotated"]}
+    after = {
+        run.key for run in protocols.parts(SMALL, {"ewc-strength": {"data": search}})["rotated"]
+    }
+    searches = {run.key for run in strength.parts(SMALL, {})["rotated corrected"]}
+    assert searches <= before
+    assert searches.isdisjoint(after)
+    assert len(after - before) == 1  # with the strength that was chosen

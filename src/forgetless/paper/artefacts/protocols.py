@@ -47,13 +47,12 @@ def _cells(scale: Scale, results: Results, benchmark: str) -> list[tuple[Protoco
 def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """Every cell under every protocol; where protocols do not differ, it is the same run.
 
-    What a search of EWC's strength has not seen is not known: its runs are needed as well.
+    Which strength EWC has is not known before its search: then those runs are needed as well.
     """
-    searches = strength.parts(scale, results)
     return {
         b: [
             *(run for *_, run in _cells(scale, results, b)),
-            *(run for p in variants(scale, b) for run in searches.get(f"{b} {p}", [])),
+            *(r for p in variants(scale, b) for r in strength.unsearched(scale, results, b, p)),
         ]
         for b in scale.benchmarks
     }

@@ -50,9 +50,19 @@ def measure(workshop: Workshop) -> dict[str, Any]:
 
 def chosen(results: Results, benchmark: str, protocol: Protocol) -> float | None:
     """The strength that the search chose, None if it has not been built or all diverged."""
-    record = results.get("ewc-strength", {"data": {}})
-    value = record["data"].get(f"{benchmark} {protocol}", {}).get("chosen")
+    value = _searches(results).get(f"{benchmark} {protocol}", {}).get("chosen")
     return None if value is None else float(value)
+
+
+def unsearched(scale: Scale, results: Results, benchmark: str, protocol: Protocol) -> list[Run]:
+    """The runs that a search still needs; none if it was built."""
+    part = f"{benchmark} {protocol}"
+    return [] if part in _searches(results) else parts(scale, results).get(part, [])
+
+
+def _searches(results: Results) -> Data:
+    data: Data = results.get("ewc-strength", {"data": {}})["data"]
+    return data
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
