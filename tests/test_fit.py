@@ -335,3 +335,16 @@ def test_split_cifar_for_real(real_data):
     assert not torch.equal(first["body.0.weight"], last["body.0.weight"])
     assert trace.memory(0)["directions"].shape == (20, 3200 * 200 + 200 + 2 * 200)
     assert trace.accuracy[0, 1, 1] > 25
+
+
+def test_whole_numbers_of_numpy():
+    training = replace(
+        TRAINING, batch_size=np.int64(8), epochs=np.int32(2), eval_mode_after=np.int64(3)
+    )
+    plain = replace(TRAINING, batch_size=8, epochs=2, eval_mode_after=3)
+    for one in (PCAOGD(np.int64(4), 12), PCAOGD(np.float32(0.5), 12)):
+        found = fit(blobs(), one, training=training)
+        expected = fit(blobs(), replace(one, components=one.components.item()), training=plain)
+        np.testing.assert_array_equal(found.accuracy, expected.accuracy)
+    with pytest.raises(ConfigError, match="EWC's strength must be a finite number"):
+        EWC(10**400)

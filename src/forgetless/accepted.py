@@ -16,7 +16,12 @@ def is_whole(value: object) -> bool:
 
 def is_real(value: object) -> bool:
     """Whether a value is a number, neither NaN nor infinite."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 @final

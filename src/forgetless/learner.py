@@ -81,7 +81,7 @@ class Learner:
         self.network = network
         self.method = method
         self.seeds = tuple(seeds)
-        self.batch_size = batch_size
+        self.batch_size = int(batch_size)  # NumPy's are none to torch
         self.lr = lr
         self.eval_mode_after = eval_mode_after
         self.state: State = method.init(self._protected(), storage)
@@ -193,7 +193,7 @@ class Learner:
 
     def _is_training(self, step: int) -> bool:
         """Whether the network is in training mode at a step of the run."""
-        return not self.eval_mode_after or step < self.eval_mode_after
+        return not self.eval_mode_after or bool(step < self.eval_mode_after)
 
     def _set_mode(self) -> None:
         training = self._is_training(self.steps)

@@ -145,6 +145,37 @@ def test_sequences_without_labels_protect_nothing(output, labels, method):
     assert guard.tasks == 1
 
 
+def test_the_first_samples_need_no_labels():
+    """Nor does a part of the samples, such as those that show how large features are."""
+    model = built(language_model)
+    x, y = sequences()
+    y[:2] = -100
+    x, y = x.repeat(3, 1), torch.cat([torch.full_like(y, -100), y, y])
+    optimizer = optim.SGD(model.parameters())
+    guard = Guard(model, optimizer, OGD(), output="tokens", memory="1MB")
+    guard.end_task((x, y))
+    assert guard.memory_report().directions == 2
+
+
+@pytest.mark.parametrize("method", [AGEM(), EWC()], ids=["a-gem", "ewc"])
+def test_a_loss_of_ones_own_may_be_of_anything(method):
+    model = built(language_model)
+    loss = lambda out, y: (out.mean((1, 2)) - y).square().mean()  # noqa: E731
+    optimizer = optim.SGD(model.parameters())
+    guard = Guard(model, optimizer, method, output="likelihood", loss=loss)
+    guard.end_task((sequences()[0], random(4)))
+    assert guard.tasks == 1
+
+
+@pytest.mark.parametrize("method", [OGD(), AGEM(), EWC()], ids=["ogd", "a-gem", "ewc"])
+def test_targets_that_are_no_sequences(method):
+    model = built(language_model)
+    guard = Guard(model, optim.SGD(model.parameters()), method, output="likelihood")
+    for batch in ((sequences()[0], integers(net.V, 4)), sequences()[0]):
+        with pytest.raises(ConfigError, match="target"):
+            guard.end_task(batch)
+
+
 METHODS = [PCAOGD(5), OGD(), AGEM(), GEM(), GEMNT(), EWC(), Joint()]
 
 

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -190,6 +191,8 @@ TOLD = {
     "rows": ({"storage": "factored"}, {"storage": "dense"}, ("dense rows", 10)),
     "fewer samples": ({"storage": "factored"}, {"max_rank": 2}, ("factored samples", 2)),
     "bytes": ({}, {"memory": "12kB"}, ("dense rows in bfloat16", 8)),
+    "precise": ({"storage": "bfloat16"}, {"storage": "dense"}, ("dense rows", 10)),
+    "NumPy's": ({"max_rank": np.int64(3)}, {}, ("dense rows", 3)),
 }
 
 
@@ -206,12 +209,30 @@ def test_a_state_is_kept_as_the_guard_that_loads_it_is_told(case):
     guard.load_state_dict(first.state_dict())
     report = guard.memory_report()
     assert (report.storage, report.directions) == (storage, rank)
+    if storage.startswith("dense"):
+        kept = guard.state_dict()["memory.directions"].dtype
+        assert kept == (torch.bfloat16 if "bfloat16" in storage else torch.float32)
     train(model, optimizer, task(1), steps=2)
     guard.end_task(task(1))
     report = guard.memory_report()
     assert report.storage == storage
-    assert report.directions <= now.get("max_rank", 20)
+    assert report.directions <= {**before, **now}.get("max_rank", 20)
     assert "memory" not in now or report.bytes <= 12_000
+
+
+@pytest.mark.parametrize("before", ["dense", "factored", "bfloat16"])
+@pytest.mark.parametrize("now", ["dense", "factored", "bfloat16"])
+def test_a_state_without_tasks_takes_any_storage(before, now):
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    first = Guard(model, optimizer, OGD(10), storage=before)
+    state = first.state_dict()
+    first.remove()
+    guard = Guard(model, optimizer, OGD(10), storage=now)
+    guard.load_state_dict(state)
+    guard.end_task(task(0))
+    expected = {"dense": "dense rows", "factored": "factored samples"}
+    assert guard.memory_report().storage == expected.get(now, "dense rows in bfloat16")
 
 
 def test_rows_cannot_become_factored_samples():

@@ -1,15 +1,17 @@
 """A number of bytes that remembered directions must fit in, and what is done to fit them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 from typing import Any
 
 import torch
 
-from forgetless.errors import ConfigError
+from forgetless.errors import ConfigError, DataError
 from forgetless.footprint import Footprint
 from forgetless.guard.state import Snapshot
-from forgetless.methods import Method
+from forgetless.methods import Method, State
+from forgetless.ranks import Ranks
 from forgetless.sizes import in_words
 from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
 from forgetless.tangent import TangentFeatures
@@ -21,12 +23,26 @@ def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
     return FACTORED if needs.bytes(FACTORED) < needs.bytes(DENSE) else DENSE
 
 
+def voted_storage(mine: Storage | None, ranks: Ranks | None) -> Storage:
+    """What most processes chose: they have samples of different lengths, or none."""
+    votes = torch.tensor([mine == DENSE, mine == FACTORED]).long()
+    dense, factored = (votes if ranks is None else ranks.sum(votes)).tolist()
+    if dense + factored == 0:
+        raise DataError("the loader has no samples")
+    return FACTORED if factored > dense else DENSE
+
+
 def as_asked(
-    snapshot: Snapshot, asked: Storage | None, max_rank: int | None, budget: int | None
+    snapshot: Snapshot,
+    empty: Callable[[Storage], State],
+    asked: Storage | None,
+    max_rank: int | None,
+    budget: int | None,
 ) -> Snapshot:
     """A state from elsewhere, its directions kept as this guard is to keep its own.
 
     Arguments:
+        empty: the state before any task.
         asked: how; None for as they are.
         max_rank: the most directions; None for as many as there.
         budget: the most bytes; None for any number.
@@ -36,15 +52,23 @@ def as_asked(
         return snapshot
     storage = replace(asked or snapshot.storage, ranks=snapshot.storage.ranks)
     storage = storage if max_rank is None else replace(storage, max_rank=max_rank)
+    nothing = empty(storage)
+    if not snapshot.tasks:
+        return replace(snapshot, state=nothing, storage=storage)
     if storage != state.storage:
-        state = _kept_as(state, storage)
+        state = _kept_as(state, storage, nothing)
     if budget is not None:
         state, note = within(state, budget)
         notes = notes if note is None else (*notes, note)
     return replace(snapshot, state=state, storage=state.storage, notes=notes)
 
 
-def _kept_as(state: Subspace, storage: Storage) -> Subspace:
+def _kept_as(state: Subspace, storage: Storage, nothing: State) -> Subspace:
+    """The same directions in another storage.
+
+    Arguments:
+        nothing: the state before any task, whose rows are as precise and where they are to be.
+    """
     if isinstance(state, FactoredSubspace) and storage.kind == "factored":
         kept = replace(state, storage=storage)
         return kept if storage.max_rank is None else kept.limited(storage.max_rank)
@@ -52,7 +76,13 @@ def _kept_as(state: Subspace, storage: Storage) -> Subspace:
         raise ConfigError("the state has dense rows, which cannot become factored samples")
     if isinstance(state, FactoredSubspace) and state.atoms:
         state = state.dense()
-    return state.stored(storage) if isinstance(state, DenseSubspace) else state
+    if not isinstance(state, DenseSubspace) or not isinstance(nothing, DenseSubspace):
+        return state
+    # `stored` changes only what the storage names.
+    dtype = nothing.rows.dtype if storage.dtype is None else None
+    device = nothing.rows.device if storage.device is None else None
+    rows = state.rows.to(device or state.rows.device, dtype or state.rows.dtype)
+    return replace(state, rows=rows).stored(storage)
 
 
 def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:

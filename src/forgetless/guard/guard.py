@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgetless.accepted import whole
-from forgetless.errors import ConfigError, DataError, require
+from forgetless.errors import ConfigError, require
 from forgetless.guard.arguments import (
     Projected,
     function,
@@ -22,11 +23,11 @@ from forgetless.guard.arguments import (
     what_to_project,
 )
 from forgetless.guard.batches import Remembered, Unpack
-from forgetless.guard.budget import as_asked, chosen_storage, within
+from forgetless.guard.budget import as_asked, chosen_storage, voted_storage, within
 from forgetless.guard.gathering import SharedTaskData
 from forgetless.guard.loading import TaskData
 from forgetless.guard.losses import Loss
-from forgetless.guard.model import GuardedModel, GuardedTask, full_precision
+from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names
 from forgetless.guard.report import MemoryReport, Stats
@@ -35,10 +36,11 @@ from forgetless.guard.sharding import agreed, settle, training_ranks
 from forgetless.guard.spread import from_shards, sharded_template, to_shards
 from forgetless.guard.state import Snapshot, from_dict, to_dict
 from forgetless.guard.steps import Steps
+from forgetless.guard.task import GuardedTask
 from forgetless.methods import Method, State
 from forgetless.sizes import parsed_bytes
 from forgetless.streams import stream
-from forgetless.subspace import DENSE, FACTORED, Storage, Subspace
+from forgetless.subspace import Storage, Subspace
 
 
 @final
@@ -219,7 +221,8 @@ class Guard:
         with full_precision(self._parameters.device):
             snapshot = self._restored(state_dict)
             told = self._asked if self._is_told else None
-            snapshot = as_asked(snapshot, told, self._asked.max_rank, self._budget)
+            empty = partial(self.method.init, self._parameters.empty())
+            snapshot = as_asked(snapshot, empty, told, self._asked.max_rank, self._budget)
         self._rewind(snapshot.generators)
         self._set(snapshot)
 
@@ -282,13 +285,7 @@ class Guard:
         first = next(iter(data.batches()), None)
         few = None if first is None else Remembered((first.mapped(lambda t: t[:4]),))
         kind = None if few is None else chosen_storage(self._model.features(few), self.method)
-        votes = torch.tensor([kind == DENSE, kind == FACTORED]).long()
-        # Processes have samples of different lengths, or none.
-        dense, factored = (votes if self.ranks is None else self.ranks.sum(votes)).tolist()
-        if dense + factored == 0:
-            raise DataError("the loader has no samples")
-        kind = FACTORED if factored > dense else DENSE
-        storage = replace(kind, max_rank=self._asked.max_rank)
+        storage = replace(voted_storage(kind, self.ranks), max_rank=self._asked.max_rank)
         state: State = self.method.init(self._parameters.empty(), storage)
         return replace(now, state=state, storage=storage, notes=(f"{storage} chosen",))
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Self, final
 
 import torch
@@ -13,8 +12,6 @@ from torch.func import functional_call
 
 from forgetless.errors import ConfigError, DataError
 from forgetless.guard.batches import Part, Remembered
-from forgetless.guard.gathering import SharedTaskData
-from forgetless.guard.loading import TaskData
 from forgetless.guard.losses import Loss
 from forgetless.guard.outputs import Named, Output, chosen_output, counted, refuse_none
 from forgetless.guard.parameters import Parameters
@@ -22,8 +19,6 @@ from forgetless.guard.sharding import plain_copy
 from forgetless.streams import batch
 from forgetless.tangent import Batch, TangentFeatures, features_of, shared_features
 
-# Samples whose per-sample gradients are looked at together when only their sum is wanted.
-_FISHER_CHUNK = 1024
 # Samples that go through the model together to see whether their gradient is finite.
 _LOSS_CHUNK = 64
 
@@ -60,7 +55,6 @@ class GuardedModel:
 
     def features(self, samples: Remembered) -> TangentFeatures:
         """φ of the protected scalars, at the present weights and in eval mode."""
-        refuse_none(self.output, self.counted(samples.parts))
         with self._eval():
             scalars = [self._scalar(part) for part in samples.parts]
             phi = self._per_sample(samples, scalars[0])
@@ -75,7 +69,12 @@ class GuardedModel:
 
     def counted(self, parts: Sequence[Part]) -> int:
         """How many of the samples' labels count."""
-        return counted(self.output, [part.target for part in parts])
+        return counted(self.output, (part.target for part in parts))
+
+    def refuse_unlabelled(self, count: int) -> None:
+        """Refuse samples of which no label counts, if the loss is of labels."""
+        if self.loss.function is None:
+            refuse_none(self.output, count)
 
     def _losses(self, outputs: Any, target: Tensor | None = None) -> Tensor:
         return self.loss.of_each(outputs, target)
@@ -109,7 +108,7 @@ class GuardedModel:
     def check_losses(self, samples: Remembered) -> None:
         """Refuse samples whose loss has no finite gradient, or that have none."""
         self.check_loss(samples)
-        refuse_none(self.output, self.counted(samples.parts))
+        self.refuse_unlabelled(self.counted(samples.parts))
         theta = self.parameters.read()
         with self._eval():
             for index in torch.arange(len(samples)).split(_LOSS_CHUNK):
@@ -192,60 +191,6 @@ def full_precision(device: torch.device) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:  # it takes seconds to import
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
-
-
-@final
-class GuardedTask:
-    """`FinishedTask`: what a method may ask of the task that was just learned."""
-
-    def __init__(self, model: GuardedModel, data: TaskData | SharedTaskData) -> None:
-        self.model = model.gathered()
-        self.data = data
-        self._drawn: Remembered | None = None
-
-    @property
-    def size(self) -> int:
-        """How many training samples the task has."""
-        return self.data.size
-
-    def draw(self, count: int) -> Remembered:
-        """A random choice of its training samples."""
-        self._drawn = self.data.draw(count)
-        return self._drawn
-
-    def features(self, samples: Remembered) -> Sequence[TangentFeatures]:
-        """φ of the samples' protected scalars."""
-        self._drawn = None
-        return [self.model.features(samples)]
-
-    def check(self) -> None:
-        """Refuse samples that are kept for their loss and have none."""
-        if self._drawn is not None:
-            self.model.check_losses(self._drawn)
-
-    def squared_loss_gradients(self) -> Tensor:
-        """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""
-        parameters = self.model.parameters
-        width = sum(prod(shape) for shape in parameters.shapes.values())
-        total = parameters.empty().new_zeros(1, width)
-        waiting: list[Part] = []
-        seen = labels = 0
-        for part in self.data.batches():
-            waiting.append(part)
-            seen += len(part)
-            labels += self.model.counted([part])
-            if sum(map(len, waiting)) >= _FISHER_CHUNK:
-                total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
-                waiting = []
-        if not int(self.data.summed(torch.tensor(seen))):
-            raise DataError("the loader has no samples")
-        refuse_none(self.model.output, int(self.data.summed(torch.tensor(labels))))
-        if waiting:
-            total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
-        total = self.data.summed(total)
-        if not bool(total.isfinite().all()):
-            raise DataError("the loss of the task's samples has a NaN or infinite gradient")
-        return parameters.of_whole(total)
 
 
 @final

@@ -72,7 +72,7 @@ def counted(output: Named | Output | None, targets: Iterable[Tensor | None]) -> 
     """How many labels of sequences count; of other outputs, how many samples there are."""
     labels = [target for target in targets if target is not None]
     if output == "likelihood":
-        labels = [tokens[:, 1:] for tokens in labels]
+        labels = [tokens[..., 1:] for tokens in labels]
     if output in ("likelihood", "tokens"):
         return sum(int((some != _IGNORED).sum()) for some in labels)
     return sum(map(len, labels))

@@ -62,7 +62,7 @@ class Storage:
             "kind": self.kind,
             "dtype": None if self.dtype is None else str(self.dtype)[6:],
             "device": None if self.device is None else str(self.device),
-            "max_rank": self.max_rank,
+            "max_rank": None if self.max_rank is None else int(self.max_rank),
         }
 
     @classmethod

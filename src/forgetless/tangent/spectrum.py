@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import inf, isfinite, log, sqrt
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def principal_weights_of_each(
     grams: Sequence[Tensor], components: int | float, *, centred: bool, dtype: torch.dtype
 ) -> list[tuple[Tensor, Tensor, float]]:
     """`principal_weights` of several Gram matrices, on a GPU at once."""
-    by_share = isinstance(components, float)
+    by_share = not isinstance(components, Integral)
     fits = 0 < components < 1 if by_share else components >= 1
     accepted = "a count of at least 1 or a share in (0, 1)"
     require(fits and not isinstance(components, bool), "components", components, accepted)

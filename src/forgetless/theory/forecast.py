@@ -163,7 +163,7 @@ def _counts(components: Any) -> Sequence[int]:
 
 def _batches(n: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
     for _ in range(epochs):
-        yield from torch.randperm(n, generator=generator).split(size)
+        yield from torch.randperm(n, generator=generator).split(int(size))
 
 
 def _joined(basis: Tensor, directions: Tensor) -> Tensor:
