@@ -94,11 +94,16 @@ class Browser:
         return self._cdp("Page.printToPDF", printBackground=True)["data"]
 
     def saved(self, name: str) -> str:
-        """The text of a file that the page saved, once it is there."""
+        """The text of a file that the page saved, once all of it is there.
+
+        The browser keeps its name with an empty file first, and may write it in pieces.
+        """
         file = self.downloads / name
         self.driver.set_script_timeout(10)
+        size = 0
         for _ in range(100):
-            if file.is_file():
+            before, size = size, file.stat().st_size if file.is_file() else 0
+            if size == before > 0:
                 text = file.read_bytes().decode("utf-8")
                 file.unlink()
                 return text
