@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from forgetless.cli import main
+from forgetless.errors import TraceError
 from forgetless.paper import ARTEFACTS
 from forgetless.paper.artefacts import (
     kernel_change,
@@ -212,6 +213,7 @@ def test_of_the_same_bytes_every_row_stands_alone(built, tmp_path, monkeypatch):
     shutil.copytree(built / "runs/paper-small/results", "runs/paper-small/results")
     runs = same_bytes.parts(SMALL, records(built))
     assert len(runs) == len(records(built)["same-bytes"]["data"]["methods"])
+    Path("runs/paper-small/results/same-bytes.json").unlink()
     for part in ("rotated SGD", f"rotated OGD, {SMALL.memory} samples"):
         Path("runs/paper", runs[part][0].key).mkdir(parents=True)
         file = Path("runs/paper", runs[part][0].key, "trace.json")
@@ -225,6 +227,19 @@ def test_of_the_same_bytes_every_row_stands_alone(built, tmp_path, monkeypatch):
     page, _ = make_page({"same-bytes": record}, "images")
     assert re.search(r"keep no image, within \d+ MB: OGD, 8 samples, ", page)
     assert "still win when OGD stores factored samples?** Not measured yet: same-bytes on" in page
+
+
+def test_what_was_measured_is_not_lost_with_the_runs(built, tmp_path):
+    """Traces go when a disk is cleared; the numbers that came of them stay."""
+    results = tmp_path / "results"
+    shutil.copytree(built / "runs/paper-small/results", results)
+    before = (results / "same-bytes.json").read_text("utf-8")
+    key = same_bytes.parts(SMALL, records(built))["rotated SGD"][0].key
+    shutil.copytree(built / "runs/paper" / key, tmp_path / "runs" / key)
+    plan = Plan(SMALL, tmp_path / "runs", results, device="cpu", train=False)
+    with pytest.raises(TraceError, match=r"measured on runs that are gone \(rotated EWC, .*delete"):
+        build([ARTEFACTS["same-bytes"]], plan, lambda stage: None)
+    assert (results / "same-bytes.json").read_text("utf-8") == before
 
 
 def test_twice_the_rows_in_bfloat16_are_said_to_take_what_they_take(built):

@@ -183,7 +183,7 @@ class _Follow:
 def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
     """The parts that are to be left out, as their runs are not there.
 
-    Where nothing can be measured then, the artefact is refused.
+    Where nothing can be measured then, or less than has been, the artefact is refused.
     """
     for name in artefact.needs:
         if name not in workshop.results:
@@ -194,7 +194,16 @@ def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
             f"{missing[0].key}"
         )
-    return [part for part, is_there in there.items() if not is_there]
+    lacks = [part for part, is_there in there.items() if not is_there]
+    before = workshop.results.get(artefact.name)
+    if before is not None and before["scale"] == workshop.scale.name:
+        lost = [part for part in lacks if part not in before.get("lacks", [])]
+        if lost:
+            raise TraceError(
+                f"{artefact.name} has been measured on runs that are gone ({', '.join(lost)}); "
+                f"delete {artefact.name}.json to build it without them"
+            )
+    return lacks
 
 
 def _missing(artefact: Artefact, workshop: Workshop) -> list[Run]:
