@@ -87,8 +87,7 @@ def refuse_none(output: Named | Output | None, count: int) -> None:
 
 # What can be said of outputs (n, T, V) with labels (n, T).
 SEQUENCES = (
-    "'likelihood' if logits are about the next token, 'tokens' if about the one at their position, "
-    "or a function of outputs and target"
+    "'likelihood' if logits are about the next token, 'tokens' if about the one at their position"
 )
 OUTPUTS: dict[str, Output] = {
     "class": true_class,
@@ -132,11 +131,10 @@ def chosen_output(
     if logits.dim() == 2 and target.dim() == 1:
         check_target("class", outputs, targets)
         return true_class
-    raise ConfigError(f"{_shapes(logits, target)}: say with output= what to protect, {SEQUENCES}")
-
-
-def _shapes(logits: Tensor, target: Tensor) -> str:
-    return f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}"
+    raise ConfigError(
+        f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}: say with output= what "
+        f"to protect, {SEQUENCES}, or a function of outputs and target"
+    )
 
 
 def check_target(output: str, outputs: Any, targets: Tensor | None) -> None:
