@@ -126,8 +126,7 @@ class Guard:
         self._budget = None if memory is None else parsed_bytes(memory)
         self._over = self.ranks if sharded else None
         self._asked = replace(named_storage(storage, max_rank), ranks=self._over)
-        self._is_told = storage is not None
-        self._choose_storage = self._budget is not None and not self._is_told
+        self._told = None if storage is None else self._asked
         whole(0).check("seed", seed)
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         self._now = self._nothing()
@@ -220,9 +219,8 @@ class Guard:
         """
         with full_precision(self._parameters.device):
             snapshot = self._restored(state_dict)
-            told = self._asked if self._is_told else None
             empty = partial(self.method.init, self._parameters.empty())
-            snapshot = as_asked(snapshot, empty, told, self._asked.max_rank, self._budget)
+            snapshot = as_asked(snapshot, empty, self._told, self._asked.max_rank, self._budget)
         self._rewind(snapshot.generators)
         self._set(snapshot)
 
@@ -259,7 +257,7 @@ class Guard:
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task remembered."""
         data = self._data(loader)
-        if self._choose_storage and not now.tasks:
+        if self._budget is not None and self._told is None and not now.tasks:
             now = self._chosen(now, data)
         task = GuardedTask(self._model, data)
         state = self.method.consolidate(now.state, self._parameters.read(), task)

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from forgetless.errors import ConfigError, require
 from forgetless.guard.outputs import (
+    OF_SEQUENCES,
     OUTPUTS,
     SEQUENCES,
     Named,
@@ -82,7 +83,7 @@ class Loss:
 
     def _sequences(self, outputs: Any, target: Tensor) -> Tensor:
         """The mean log-likelihood of each sequence, (n,)."""
-        if self.output not in ("likelihood", "tokens"):
+        if self.output not in OF_SEQUENCES:
             raise ConfigError(
                 f"the loss of outputs {tuple(logits_of(outputs).shape)} with target "
                 f"{tuple(target.shape)} may be one of several: give loss=, or output={SEQUENCES}"

@@ -11,6 +11,7 @@ from forgetless.errors import ConfigError, DataError, require
 # From what the model returns and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
 Named = Literal["class", "regression", "likelihood", "tokens"]
+OF_SEQUENCES = ("likelihood", "tokens")  # for outputs (n, T, V) with labels (n, T)
 _IGNORED = -100  # the label that transformers' losses leave out
 
 
@@ -73,19 +74,19 @@ def counted(output: Named | Output | None, targets: Iterable[Tensor | None]) -> 
     labels = [target for target in targets if target is not None]
     if output == "likelihood":
         labels = [tokens[..., 1:] for tokens in labels]
-    if output in ("likelihood", "tokens"):
+    if output in OF_SEQUENCES:
         return sum(int((some != _IGNORED).sum()) for some in labels)
     return sum(map(len, labels))
 
 
 def refuse_none(output: Named | Output | None, count: int) -> None:
     """Refuse sequences of which nothing counts: they would protect nothing."""
-    if output in ("likelihood", "tokens") and not count:
+    if output in OF_SEQUENCES and not count:
         what = "next token" if output == "likelihood" else "label"
         raise DataError(f"there is no {what} to remember: all are {_IGNORED}, or none follows")
 
 
-# What can be said of outputs (n, T, V) with labels (n, T).
+# How to choose between those of sequences, in words.
 SEQUENCES = (
     "'likelihood' if logits are about the next token, 'tokens' if about the one at their position"
 )

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from typing import Self, final
 
 import numpy as np
@@ -12,8 +11,8 @@ from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
-from forgetless.errors import DataError
 from forgetless.linalg import float64
+from forgetless.subspace.base import refuse_infinite
 from forgetless.tangent import TangentFeatures, held, joined, nothing_held
 
 # What is left of a direction's squared length when it is dropped as dependent on the others.
@@ -108,8 +107,7 @@ class Atoms:
         """With the features of more samples."""
         gram = phi.gram()
         total = float(gram.trace())
-        if not isfinite(total):
-            raise DataError("the features of samples to remember are NaN or infinite")
+        refuse_infinite(total)
         kept, factor, inside = self._grown(gram, phi.cross_gram(self.phi), None)
         moments = self._moments(inside, total)
         if self.weights is None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Protocol, Self, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from forgetless.errors import DataError
 from forgetless.subspace.storage import Storage
 from forgetless.tangent import TangentFeatures
 
@@ -50,6 +52,12 @@ class Subspace(Protocol):
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """What is kept of a seed."""
+
+
+def refuse_infinite(*totals: float) -> None:
+    """Refuse features by their total variance: they would leave a task without protection."""
+    if not all(map(isfinite, totals)):
+        raise DataError("the features of samples to remember are NaN or infinite")
 
 
 @final

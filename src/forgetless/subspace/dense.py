@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from forgetless.errors import DataError
 from forgetless.linalg import float64, orthonormalize
 from forgetless.ranks import Ranks
-from forgetless.subspace.base import Record
+from forgetless.subspace.base import Record, refuse_infinite
 from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
 from forgetless.subspace.rows import aligned, laid_out
 from forgetless.subspace.storage import DENSE, Storage
@@ -146,8 +144,7 @@ class DenseSubspace:
         lengths = [lengths_of_long(v, ranks) for v in vectors]
         squares = [float(of_seed.square().sum()) for of_seed in lengths]
         totals = squares if totals is None else totals
-        if not all(map(isfinite, totals)):
-            raise DataError("the features of samples to remember are NaN or infinite")
+        refuse_infinite(*totals)
         shares = [one / max(total, _TINY) for one, total in zip(squares, totals, strict=True)]
         problems = zip(vectors, self.rows, lengths, strict=True)
         found = [_taken_apart(*problem, ranks) for problem in problems]
