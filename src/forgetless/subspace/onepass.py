@@ -223,9 +223,10 @@ def project_out_kernel(
     if half > 0:
         rings = rings + (gl.allocate_shared_memory(kind, [stages, height, half], shared),)
     # Columns past the end are never loaded: they stay zero.
-    for slot in range(stages):
-        for piece in gl.static_range(len(rings)):
-            _clear(rings[piece], slot)
+    if (gl.program_id(0) % parts + 1) * span > stride:
+        for slot in range(stages):
+            for piece in gl.static_range(len(rings)):
+                _clear(rings[piece], slot)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(stages):

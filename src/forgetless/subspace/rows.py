@@ -12,7 +12,9 @@ from torch import Tensor
 _ALIGNMENT = 128  # bytes: a line of a GPU's cache. Rows across its borders cost a third more time
 _WARPS = 4  # in each of the kernel's four groups
 _PIECE = 16 * 32 * _WARPS  # bytes of one row, 16 in each thread
-_BYTES_OF_A_BLOCK = 20 << 10  # at most, where a row has no more: many small ones hide latency best
+# Bytes of a block of rows at most, where a row has no more, by the bytes of a number. Small blocks
+# hide latency best; of short numbers there are twice as many, and adding them up needs rows enough.
+_BLOCKS = {4: 20 << 10, 2: 48 << 10}
 _FEWEST_STAGES = 3
 _MOST_NUMBERS = 96  # of a row in the registers of a thread: more spill into slow memory
 _MOST_PARTS = 128  # what more programs contribute takes longer to add up than they save
@@ -152,7 +154,7 @@ def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Pl
         # Of two that take as long, the one with fewer and larger parts: less to add up.
         if best is None or (duration, parts) < (best[0], best[1].parts):
             bytes_of_a_row = (pieces * width + half) * dtype.itemsize
-            height = _power_of_two(_BYTES_OF_A_BLOCK // bytes_of_a_row + 1) // 2 or 1
+            height = _power_of_two(_BLOCKS[dtype.itemsize] // bytes_of_a_row + 1) // 2 or 1
             stages = room // (bytes_of_a_row * height)
             best = duration, Plan(kernel, groups, parts, pieces, half, width, height, stages)
     return None if best is None else _tried(best[1], device, dtype, seeds, size)
