@@ -22,7 +22,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 class OnPaper:
     """A recording without a GPU: the steps are remembered and done when it is replayed."""
 
-    def __init__(self, take, step, seeds, batch_size, steps, draws, result, device):
+    def __init__(self, take, step, seeds, batch_size, steps, draws, result, device, beside):
         self.take, self.step, self.batch_size, self.draws = take, step, batch_size, draws
         self.steps, self.result = steps, result
         self.choices = draws.blank(steps)
@@ -39,6 +39,18 @@ class OnPaper:
 class Refused(OnPaper):
     def __init__(self, *args):
         raise RuntimeError("not while recording")
+
+
+class ShortOfMemory(OnPaper):
+    """At first."""
+
+    attempts = 0
+
+    def __init__(self, *args):
+        type(self).attempts += 1
+        if self.attempts == 1:
+            raise torch.OutOfMemoryError("not now")
+        super().__init__(*args)
 
 
 def recorded(monkeypatch, kind: type) -> None:
@@ -85,6 +97,27 @@ def test_what_is_left_of_an_epoch_is_one_recording(monkeypatch):
     recorded(monkeypatch, Noted)
     fit(blobs(tasks=1, n=13 * TRAINING.batch_size), SGD(), training=replace(TRAINING, epochs=2))
     assert lengths == [8, 4, 8, 5]  # the first step is done by itself
+
+
+def test_a_shortage_of_memory_does_not_end_recording(monkeypatch):
+    recorded(monkeypatch, ShortOfMemory)
+    fit(blobs(tasks=2, n=84), SGD(), training=TRAINING)
+    # Of each task: eight steps, the one left in the first epoch, the two in others, the last four.
+    assert ShortOfMemory.attempts == 1 + 2 * 4
+
+
+def test_recordings_take_over_the_memory_of_earlier_ones(monkeypatch):
+    made = []
+
+    class Noted(OnPaper):
+        def __init__(self, *args):
+            super().__init__(*args)
+            assert args[-1] is (made[-1] if made else None)
+            made.append(self)
+
+    recorded(monkeypatch, Noted)
+    fit(blobs(tasks=2, n=84), SGD(), training=TRAINING)
+    assert len(made) > 2
 
 
 def test_weights_that_break_are_noticed_before_the_task_ends(monkeypatch):
@@ -191,3 +224,19 @@ def test_convolutions_and_batch_norm_are_recorded():
     trace = fit(tasks, OGD(5), network, seeds=2, training=TRAINING, device="cuda")
     batches = 2 * 3 * (300 // 8 + 1)
     assert trace.weights(0, 1)["1.num_batches_tracked"].item() == batches
+
+
+@needs_gpu
+def test_memory_of_recordings_does_not_grow_with_the_tasks():
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.Flatten(), nn.Linear(4096, 10))
+
+    peaks = []
+    for tasks in (2, 8):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        several = scenario("rotated-digits", tasks=tasks, train_per_class=40)
+        fit(several, AGEM(64, 256), network, seeds=3, training=TRAINING, device="cuda")
+        peaks.append(torch.cuda.max_memory_reserved() - before)
+    assert peaks[1] < 2 * peaks[0]

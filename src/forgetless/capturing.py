@@ -13,16 +13,25 @@ _SEEN = 2  # times that work is done from Python first: kernels are compiled, te
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+def capturing(
+    graph: torch.cuda.CUDAGraph, device: torch.device, beside: torch.cuda.CUDAGraph | None = None
+) -> Iterator[None]:
     """What is launched becomes part of the graph.
 
     As `torch.cuda.graph`, without its clearing of the allocator's cache, which costs more than the
     recording of a small network's steps. Other threads may go on using the GPU.
+
+    Arguments:
+        graph: an empty one.
+        device: where the work is done.
+        beside: a graph that never runs at the same time, whose memory this one uses as well. Memory
+            of a graph goes to no other otherwise, not even once it is gone.
     """
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
+        pool = None if beside is None else beside.pool()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
         finally:

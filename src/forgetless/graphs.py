@@ -29,6 +29,8 @@ class Recording:
         draws: where the steps get their random choices from; it has seen one step already.
         result: called at the end; what a replay returns.
         device: where all of it happens.
+        beside: an earlier recording, whose memory this one uses as well; the two are never at work
+            at the same time.
 
     Raises:
         RuntimeError: the steps do something that cannot be recorded, such as waiting for a result.
@@ -44,12 +46,14 @@ class Recording:
         draws: Draws,
         result: Callable[[], Tensor],
         device: torch.device,
+        beside: "Recording | None" = None,
     ) -> None:
         self._draws = draws
         self._index = torch.zeros(seeds, steps * batch_size, dtype=torch.long, device=device)
         self._choices = draws.blank(steps)
         self._graph = torch.cuda.CUDAGraph()
-        with draws.handing_out(self._choices), capturing(self._graph, device):
+        shared = None if beside is None else beside._graph
+        with draws.handing_out(self._choices), capturing(self._graph, device, shared):
             for batch in batches_of(take(self._index), batch_size):
                 step(batch)
             self._result = result()

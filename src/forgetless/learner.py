@@ -101,6 +101,7 @@ class Learner:
         random = any(isinstance(m, _DropoutNd) for m in network.module.modules())
         self._records = device.type == "cuda" and not random
         self._rehearsed: set[tuple[int, bool]] = set()
+        self._latest: Recording | None = None  # whose memory the next one takes over
         self.front = Front(network)
 
     def _seen(self, split: Split) -> Split:
@@ -225,24 +226,35 @@ class Learner:
         size = batches[0].shape[1]
         key = size, len(batches), self.network.module.training
         if key not in recordings:
+            made = self._recording(split, task, size, len(batches))
+            if made is None:
+                self._records = False
+                return None
+            recordings[key] = self._latest = made
+        finite = recordings[key].replay(torch.cat(list(batches), dim=1))
+        self.steps += len(batches)
+        return finite
+
+    def _recording(self, split: Split, task: int, size: int, steps: int) -> Recording | None:
+        """So many steps on batches of a size; None if they cannot be recorded."""
+        for _ in range(2):
             try:
-                recordings[key] = Recording(
+                return Recording(
                     lambda index: batch_of(split, index, task),
                     self._update,
                     len(self.seeds),
                     size,
-                    len(batches),
+                    steps,
                     self.draws,
                     lambda: self.network.theta.sum(1).isfinite(),  # in one pass
                     self.network.theta.device,
+                    self._latest,
                 )
             except RuntimeError:
-                # The method or the network waits for a result on the way.
-                self._records = False
-                return None
-        finite = recordings[key].replay(torch.cat(list(batches), dim=1))
-        self.steps += len(batches)
-        return finite
+                # The method or the network waits for a result on the way; or there is no memory,
+                # of which torch takes back none that is unused while something is recorded.
+                torch.cuda.empty_cache()
+        return None
 
     def consolidate(self, split: Split, task: int) -> None:
         """Let the method remember the task that was learned."""
