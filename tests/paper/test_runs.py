@@ -294,10 +294,10 @@ def test_the_estimated_effort_is_what_runs_took():
 def test_a_strength_that_was_searched_is_not_searched_again():
     """The protocols need the runs of a search only as long as they do not know its result."""
     search = {f"{b} {p}": {"chosen": 30.0} for b, p in strength.variants(SMALL)}
-    before = {run.key for run in protocols.parts(SMALL, {})["rotated"]}
-    after = {
-        run.key for run in protocols.parts(SMALL, {"ewc-strength": {"data": search}})["rotated"]
-    }
+    before, after = (
+        {run.key for run in protocols.parts(SMALL, results)["rotated/corrected/ewc"]}
+        for results in ({}, {"ewc-strength": {"data": search}})
+    )
     searches = {run.key for run in strength.parts(SMALL, {})["rotated corrected"]}
     assert searches <= before
     assert searches.isdisjoint(after)

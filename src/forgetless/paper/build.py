@@ -14,7 +14,15 @@ from forgetless.paper.pictures import Pictures
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
-from forgetless.paper.store import FORMAT, load_results, readable, rounded, save_result
+from forgetless.paper.store import (
+    FORMAT,
+    is_among,
+    load_results,
+    overlaid,
+    readable,
+    rounded,
+    save_result,
+)
 from forgetless.paper.work import Workshop
 from forgetless.provenance import versions
 
@@ -52,8 +60,9 @@ class Plan:
         results: folder of the results.
         data: folder with datasets, or None.
         device: as the command line takes it.
-        train: whether missing runs are trained. If not, what can be measured without them is, and
-            artefacts of which nothing can be are refused.
+        train: whether missing runs are trained. If not, what can be measured without them is, what
+            was measured on them before is kept, and artefacts of which nothing can be measured are
+            refused.
         engine: where they are trained.
         storage: address of the traces in shared storage; `runs` is then what this machine has.
     """
@@ -86,7 +95,7 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
         effort = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
         for artefact in ready:
             try:
-                lacks = [] if plan.train else _lacks(artefact, workshop)
+                absent = Absent([], []) if plan.train else _absent(artefact, workshop)
             except TraceError as error:
                 if len(artefacts) == 1:
                     raise
@@ -95,8 +104,10 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
                 continue
             watch(Stage(f"{artefact.name}: measuring", effort, effort, fresh=True))
             started = time.perf_counter()
-            workshop.begin(lacks)
+            workshop.begin([*absent.lacks, *absent.kept])
             data = rounded(artefact.measure(workshop))
+            before = results[artefact.name] if absent.kept else None
+            data = data if before is None else overlaid(before["data"], data)
             advice = f"delete {artefact.name}.json in the folders of its runs"
             with readable(artefact.name, advice):  # what cannot be shown is not kept
                 artefact.show(data, Pictures(""))
@@ -108,8 +119,8 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
                 "artefact": artefact.name,
                 "scale": plan.scale.name,
                 "seeds": plan.scale.seeds,
-                **({"lacks": lacks} if lacks else {}),
-                "provenance": _provenance(workshop, spent | {"jobs": plan.engine.workers}),
+                **({"lacks": absent.lacks} if absent.lacks else {}),
+                "provenance": _provenance(workshop, spent | {"jobs": plan.engine.workers}, before),
                 "data": data,
             }
             save_result(plan.results, artefact.name, record)
@@ -180,10 +191,24 @@ class _Follow:
         self._watch(Stage(what, done, total, fresh=event.kind == "begun", event=event))
 
 
-def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
-    """The parts that are to be left out, as their runs are not there.
+@final
+@dataclass(frozen=True)
+class Absent:
+    """Parts of an artefact that cannot be measured now, as their runs are not there.
 
-    Where nothing can be measured then, or less than has been, the artefact is refused.
+    Arguments:
+        lacks: those that never were.
+        kept: those that an earlier build has measured on the very same runs.
+    """
+
+    lacks: list[str]
+    kept: list[str]
+
+
+def _absent(artefact: Artefact, workshop: Workshop) -> Absent:
+    """What is to be left out, or taken from an earlier build.
+
+    Where nothing can be measured, or something would be lost, the artefact is refused.
     """
     for name in artefact.needs:
         if name not in workshop.results:
@@ -194,16 +219,22 @@ def _lacks(artefact: Artefact, workshop: Workshop) -> list[str]:
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
             f"{missing[0].key}"
         )
-    lacks = [part for part, is_there in there.items() if not is_there]
+    absent = [part for part, is_there in there.items() if not is_there]
     before = workshop.results.get(artefact.name)
-    if before is not None and before["scale"] == workshop.scale.name:
-        lost = [part for part in lacks if part not in before.get("lacks", [])]
-        if lost:
-            raise TraceError(
-                f"{artefact.name} has been measured on runs that are gone ({', '.join(lost)}); "
-                f"delete {artefact.name}.json to build it without them"
-            )
-    return lacks
+    if before is None or before["scale"] != workshop.scale.name:
+        return Absent(absent, [])
+    never = [part for part in absent if is_among(part, before.get("lacks", []))]
+    known, runs = before["provenance"]["runs"], artefact.parts(workshop.scale, workshop.results)
+    kept = [
+        part for part in absent if part not in never and all(run.key in known for run in runs[part])
+    ]
+    lost = [part for part in absent if part not in never and part not in kept]
+    if lost:
+        raise TraceError(
+            f"{artefact.name} has been measured on other runs that are gone ({', '.join(lost)}); "
+            f"delete {artefact.name}.json to build it without them"
+        )
+    return Absent(never, kept)
 
 
 def _missing(artefact: Artefact, workshop: Workshop) -> list[Run]:
@@ -225,27 +256,36 @@ def _runs(artefact: Artefact, workshop: Workshop) -> Sequence[Run]:
     return artefact.runs(workshop.scale, workshop.results)
 
 
-def _provenance(workshop: Workshop, spent: Mapping[str, float]) -> dict[str, Any]:
+def _provenance(
+    workshop: Workshop, spent: Mapping[str, float], before: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Where the numbers come from: code, data, device, and every run with its settings.
 
     Arguments:
+        workshop: where they were measured.
         spent: seconds of measuring and since the build began, and how many jobs at a time.
+        before: the record of which parts were kept, None for none.
     """
     scenarios = {trace.scenario for trace in workshop.used.values()}
     sources = sorted({name.split("-", 1)[1] for name in scenarios})
+    earlier: Mapping[str, Any] = {} if before is None else before["provenance"]
+    runs = earlier.get("runs", {}) | {
+        key: {
+            "seconds": trace.timings["total"],
+            "code": trace.versions["code"],
+            "device": trace.versions["device"],
+            "torch": trace.versions["torch"],
+            "config": {k: v for k, v in trace.config.items() if k != "device"},
+        }
+        for key, trace in workshop.used.items()
+    }
+    devices = {glance.versions["device"] for glance in workshop.glances}
     return versions(workshop.device) | {
-        "data": {name: file_hashes(name, workshop.data) for name in sources},
+        "data": earlier.get("data", {})
+        | {name: file_hashes(name, workshop.data) for name in sources},
         **spent,
-        "looked at on": sorted({glance.versions["device"] for glance in workshop.glances}),
-        "seconds training": sum(t.timings["total"] for t in workshop.used.values()),
-        "runs": {
-            key: {
-                "seconds": trace.timings["total"],
-                "code": trace.versions["code"],
-                "device": trace.versions["device"],
-                "torch": trace.versions["torch"],
-                "config": {k: v for k, v in trace.config.items() if k != "device"},
-            }
-            for key, trace in sorted(workshop.used.items())
-        },
+        "seconds measuring": spent["seconds measuring"] + earlier.get("seconds measuring", 0.0),
+        "looked at on": sorted(devices | set(earlier.get("looked at on", []))),
+        "seconds training": sum(run["seconds"] for run in runs.values()),
+        "runs": dict(sorted(runs.items())),
     }

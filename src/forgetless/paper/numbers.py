@@ -10,6 +10,7 @@ from forgetless import metrics
 from forgetless.trace import Trace
 
 DIVERGED = "diverged"  # noted in the trace of a run that broke down
+UNMEASURED = "–"  # in a table
 
 
 def diverged(trace: Trace) -> bool:

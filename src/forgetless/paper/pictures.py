@@ -1,6 +1,7 @@
 """Figures of the page: the same numbers always give the same file."""
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -40,9 +41,13 @@ NAMES = {
 
 
 def titled(part: str) -> str:
-    """The name of an artefact's part for people: "cifar frozen" is "Split CIFAR (frozen)"."""
-    benchmark, _, rest = part.partition(" ")
-    return NAMES.get(benchmark, benchmark) + (f" ({LABELS.get(rest, rest)})" if rest else "")
+    """The name of an artefact's part for people: "cifar/frozen/ewc" is "Split CIFAR (frozen, EWC)".
+
+    What follows the benchmark is set off by a blank or by slashes.
+    """
+    benchmark, *rest = re.split("[ /]", part, maxsplit=1)
+    words = ", ".join(LABELS.get(word, word) for word in "".join(rest).split("/") if word)
+    return NAMES.get(benchmark, benchmark) + (f" ({words})" if words else "")
 
 
 _STYLE: Any = {

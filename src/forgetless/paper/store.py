@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,19 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     return value
+
+
+def overlaid(before: Any, now: Any) -> Any:
+    """What was measured now over what was before: mappings entry by entry, all else is as now."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return now
+    both = {key: overlaid(before[key], now[key]) for key in before if key in now}
+    return {**before, **now, **both}
+
+
+def is_among(part: str, others: Iterable[str]) -> bool:
+    """Whether a part of an artefact is one of others, or of their own parts: "a/b" is of "a"."""
+    return any(part == other or part.startswith(f"{other}/") for other in others)
 
 
 def save_result(folder: Path, name: str, record: Mapping[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """Final accuracy against memory size, OGD and PCA-OGD: the "twice as memory efficient" figure."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.numbers import accuracies, mean, shown, std, table
+from forgetless.paper.numbers import UNMEASURED, accuracies, mean, shown, std, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
@@ -28,23 +29,26 @@ def sweep_run(scale: Scale, benchmark: str, method: str, memory: int) -> Run:
     return Run(scale.config(benchmark, method, **settings))
 
 
+def _cells(scale: Scale) -> dict[str, tuple[str, str, int]]:
+    """Benchmark, method and memory of every run, by the name of its part."""
+    return {f"{b}/{m}/{d}": (b, m, d) for b in BENCHMARKS for m in METHODS for d in scale.memories}
+
+
 def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """Every method with every memory on the three benchmarks."""
-    return {
-        b: [sweep_run(scale, b, m, d) for m in METHODS for d in scale.memories] for b in BENCHMARKS
-    }
+    return {part: [sweep_run(scale, *cell)] for part, cell in _cells(scale).items()}
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Accuracies of every run: benchmark → method → memory."""
-    scale = workshop.scale
-    return {
-        b: {
-            m: {str(d): _kept(workshop, sweep_run(scale, b, m, d)) for d in scale.memories}
-            for m in METHODS
-        }
-        for b in workshop.measurable(BENCHMARKS)
-    }
+    data: dict[str, Any] = {}
+    cells = _cells(workshop.scale)
+    for part in workshop.measurable(cells):
+        benchmark, method, memory = cells[part]
+        run = sweep_run(workshop.scale, benchmark, method, memory)
+        of = data.setdefault(benchmark, {}).setdefault(method, {})
+        of[str(memory)] = _kept(workshop, run)
+    return data
 
 
 def _kept(workshop: Workshop, run: Run) -> dict[str, Any]:
@@ -54,22 +58,21 @@ def _kept(workshop: Workshop, run: Run) -> dict[str, Any]:
 
 def show(data: Data, pictures: Pictures) -> list[str]:
     """A_T for every memory, and the figure."""
-    memories = list(next(iter(data.values()))["ogd"])
-    rows = [
-        [f"{NAMES[b]}, {LABELS[m]}", *(shown(of["average"]) for of in sizes.values())]
-        for b, methods in data.items()
-        for m, sizes in methods.items()
+    sweeps = [
+        (f"{NAMES[b]}, {LABELS[m]}", sizes) for b, of in data.items() for m, sizes in of.items()
     ]
-    first = [
-        [
-            f"{NAMES[b]}, {LABELS[m]}",
-            *(shown(np.transpose(of["final"])[0]) for of in sizes.values()),
+    memories = sorted({d for _, sizes in sweeps for d in sizes}, key=int)
+
+    def rows(cell: Callable[[Data], str]) -> list[list[str]]:
+        return [
+            [name, *(cell(sizes[d]) if d in sizes else UNMEASURED for d in memories)]
+            for name, sizes in sweeps
         ]
-        for b, methods in data.items()
-        for m, sizes in methods.items()
-    ]
+
+    average = rows(lambda of: shown(of["average"]))
+    first = rows(lambda of: shown(np.transpose(of["final"])[0]))
     return [
-        *table(["A_T, memory per task", *memories], rows),
+        *table(["A_T, memory per task", *memories], average),
         pictures.add("memory", "Average accuracy against memory", lambda: _figure(data)),
         "",
         "*A_T against the directions or samples kept of each task, ± one standard deviation. Table "
@@ -85,15 +88,16 @@ def _figure(data: Data) -> Figure:
     figure, axes = panels(list(data))
     for panel, methods in zip(axes, data.values(), strict=True):
         for method, sizes in methods.items():
-            memories = [int(d) for d in sizes]
-            centre = [mean(of["average"]) for of in sizes.values()]
-            spread = [std(of["average"]) for of in sizes.values()]
+            memories = sorted(map(int, sizes))
+            found = [sizes[str(d)]["average"] for d in memories]
+            centre, spread = list(map(mean, found)), list(map(std, found))
             panel.errorbar(
                 memories, centre, spread, color=COLOURS[method], marker="o", ms=4, capsize=2,
                 label=LABELS[method],
             )  # fmt: skip
         panel.set_xscale("log", base=2)
-        panel.set_xticks(memories, [str(d) for d in memories])
+        ticks = sorted({int(d) for sizes in methods.values() for d in sizes})
+        panel.set_xticks(ticks, list(map(str, ticks)))
         panel.set_xlabel("memory per task")
     axes[0].set_ylabel("$A_T$, %")
     axes[0].legend(loc="best")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.numbers import accuracies, shown, table
+from forgetless.paper.numbers import UNMEASURED, accuracies, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
@@ -20,21 +20,26 @@ def cell_run(scale: Scale, benchmark: str, method: str) -> Run:
 def _artefact(name: str, title: str, methods: Sequence[str], note: str) -> Artefact:
     """A table with one row a benchmark and one column for each of the methods."""
 
+    def cells(scale: Scale) -> dict[str, tuple[str, str]]:
+        return {f"{b}/{m}": (b, m) for b in scale.benchmarks for m in methods}
+
     def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
-        return {b: [cell_run(scale, b, m) for m in methods] for b in scale.benchmarks}
+        return {part: [cell_run(scale, *cell)] for part, cell in cells(scale).items()}
 
     def measure(workshop: Workshop) -> dict[str, Any]:
-        scale = workshop.scale
-        return {
-            b: {m: accuracies(workshop.trace(cell_run(scale, b, m))) for m in methods}
-            for b in workshop.measurable(scale.benchmarks)
-        }
+        data: dict[str, Any] = {}
+        every = cells(workshop.scale)
+        for part in workshop.measurable(every):
+            benchmark, method = every[part]
+            trace = workshop.trace(cell_run(workshop.scale, benchmark, method))
+            data.setdefault(benchmark, {})[method] = accuracies(trace)
+        return data
 
     def show(data: Data, pictures: Pictures) -> list[str]:
-        rows = [
-            [NAMES[b], *(f"{shown(c['average'])} / {shown(c['forgetting'])}" for c in of.values())]
-            for b, of in data.items()
-        ]
+        def cell(of: Data | None) -> str:
+            return f"{shown(of['average'])} / {shown(of['forgetting'])}" if of else UNMEASURED
+
+        rows = [[NAMES[b], *(cell(of.get(m)) for m in methods)] for b, of in data.items()]
         return [*table(["A_T / F_T", *(LABELS[m] for m in methods)], rows), note, ""]
 
     place = 'section 5.3 ("We run AGEM instead of GEM-NT")'

@@ -39,18 +39,18 @@ def variants(scale: Scale, benchmark: str) -> dict[str, Run]:
     return found
 
 
+def _variants(scale: Scale) -> dict[str, tuple[str, str, Run]]:
+    """Benchmark, variant and run by the name of the part; GEM-NT, by far the slowest, is apart."""
+    return {
+        f"{b} with GEM-NT" if variant.startswith("gem-nt") else f"{b}/{variant}": (b, variant, run)
+        for b in BENCHMARKS
+        for variant, run in variants(scale, b).items()
+    }
+
+
 def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
-    """Every benchmark without GEM-NT, by far the slowest, and with it."""
-    found = {}
-    for benchmark in BENCHMARKS:
-        named = variants(scale, benchmark)
-        found[benchmark] = [run for run in named.values() if run.config.method != "gem-nt"]
-        found[_with_gem_nt(benchmark)] = list(named.values())
-    return found
-
-
-def _with_gem_nt(benchmark: str) -> str:
-    return f"{benchmark} with GEM-NT"
+    """Every variant on every benchmark."""
+    return {part: [run] for part, (*_, run) in _variants(scale).items()}
 
 
 def look(workshop: Workshop, run: Run) -> dict[str, Any]:
@@ -68,15 +68,13 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Spectra of O(1→k), and the drop on task 1: benchmark → "method memory"."""
     data: dict[str, Any] = {}
-    for benchmark in workshop.measurable(BENCHMARKS):
-        with_gem_nt = bool(workshop.measurable([_with_gem_nt(benchmark)]))
-        for variant, run in variants(workshop.scale, benchmark).items():
-            if run.config.method == "gem-nt" and not with_gem_nt:
-                continue
-            later = workshop.looked(NAME, run, look)
-            accuracy = workshop.trace(run).accuracy
-            drop = accuracy[:, 0, 0] - accuracy[:, -1, 0]
-            data.setdefault(benchmark, {})[variant] = {"later": later, "drop": drop}
+    every = _variants(workshop.scale)
+    for part in workshop.measurable(every):
+        benchmark, variant, run = every[part]
+        later = workshop.looked(NAME, run, look)
+        accuracy = workshop.trace(run).accuracy
+        drop = accuracy[:, 0, 0] - accuracy[:, -1, 0]
+        data.setdefault(benchmark, {})[variant] = {"later": later, "drop": drop}
     return data
 
 
@@ -168,7 +166,7 @@ def _figure(data: Data) -> Figure:
     axes[0].set_xlabel("largest singular value")
     axes[0].set_ylabel("drop on task 1, points")
     for panel, variants_ in zip(axes[1:], data.values(), strict=True):
-        most = max(int(v.split()[1]) for v in variants_ if "ogd" in v)
+        most = max((int(v.split()[1]) for v in variants_ if "ogd" in v), default=0)
         for variant, of in variants_.items():
             method, memory = variant.split()
             if "ogd" in method and int(memory) != most:

@@ -4,7 +4,7 @@ from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import strength, table1
-from forgetless.paper.numbers import accuracies, shown, table
+from forgetless.paper.numbers import DIVERGED, UNMEASURED, accuracies, shown, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
 from forgetless.paper.scale import METHODS, Protocol, Scale
@@ -35,13 +35,14 @@ def variants(scale: Scale, benchmark: str) -> tuple[Protocol, ...]:
     return ("released", "frozen", "corrected") if scale.benchmarks[benchmark].network else both
 
 
-def _cells(scale: Scale, results: Results, benchmark: str) -> list[tuple[Protocol, str, Run]]:
-    found = [
-        (protocol, method, cell_run(scale, results, benchmark, method, protocol))
-        for protocol in variants(scale, benchmark)
-        for method in METHODS
-    ]
-    return [(protocol, method, run) for protocol, method, run in found if run is not None]
+def _cells(scale: Scale) -> dict[str, tuple[str, Protocol, str]]:
+    """Benchmark, protocol and method of every cell, by the name of its part."""
+    return {
+        f"{b}/{p}/{m}": (b, p, m)
+        for b in scale.benchmarks
+        for p in variants(scale, b)
+        for m in METHODS
+    }
 
 
 def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
@@ -49,23 +50,25 @@ def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
 
     Which strength EWC has is not known before its search: then those runs are needed as well.
     """
-    return {
-        b: [
-            *(run for *_, run in _cells(scale, results, b)),
-            *(r for p in variants(scale, b) for r in strength.unsearched(scale, results, b, p)),
-        ]
-        for b in scale.benchmarks
-    }
+    found = {}
+    for part, (benchmark, protocol, method) in _cells(scale).items():
+        run = cell_run(scale, results, benchmark, method, protocol)
+        found[part] = [] if run is None else [run]
+        if method == "ewc":
+            found[part] += strength.unsearched(scale, results, benchmark, protocol)
+    return found
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
     """A_T and F_T of every cell, seed by seed: benchmark → protocol → method."""
     data: dict[str, Any] = {}
-    for benchmark in workshop.measurable(workshop.scale.benchmarks):
-        for protocol, method, run in _cells(workshop.scale, workshop.results, benchmark):
-            cell = accuracies(workshop.trace(run))
-            kept = {k: cell[k] for k in ("average", "forgetting", "diverged") if k in cell}
-            data.setdefault(benchmark, {}).setdefault(protocol, {})[method] = kept
+    cells = _cells(workshop.scale)
+    for part in workshop.measurable(cells):
+        benchmark, protocol, method = cells[part]
+        run = cell_run(workshop.scale, workshop.results, benchmark, method, protocol)
+        cell = {DIVERGED: True} if run is None else accuracies(workshop.trace(run))
+        kept = {k: cell[k] for k in ("average", "forgetting", DIVERGED) if k in cell}
+        data.setdefault(benchmark, {}).setdefault(protocol, {})[method] = kept
     return data
 
 
@@ -89,7 +92,9 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 
 
 def _cell(of: Data | None) -> str:
-    if of is None or "diverged" in of:
+    if of is None:
+        return UNMEASURED
+    if DIVERGED in of:
         return "diverged"
     return f"{shown(of['average'])} / {shown(of['forgetting'])}"
 

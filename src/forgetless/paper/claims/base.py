@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from forgetless.paper.pictures import titled
-from forgetless.paper.store import Results, readable
+from forgetless.paper.store import Results, is_among, readable
 
 Word = Literal[
     "holds", "holds only under the released protocol", "does not hold", "cannot be decided"
@@ -68,8 +68,8 @@ def measured(needs: Sequence[str], results: Results) -> tuple[list[Mapping[str, 
         if record is None:
             missing.append(name)
             continue
-        wanted = parts.split(", ") if parts else record.get("lacks", [])
-        lacking = [titled(part) for part in wanted if part in record.get("lacks", [])]
+        lacks = record.get("lacks", [])
+        lacking = [titled(p) for p in lacks if not parts or is_among(p, parts.split(", "))]
         words = " and ".join(lacking) if len(lacking) < 4 else f"{len(lacking)} of its parts"
         missing += [f"{name} on {words}"] if lacking else []
         data.append(record["data"])

@@ -20,7 +20,7 @@ def _memories(of: Data) -> list[int]:
     "section 5.1",
     "Low eigenvalues of O(1→15) go with a smaller drop on task 1",
     "rank correlation over methods and memories at least 0.8",
-    "overlap-later: rotated with GEM-NT",
+    "overlap-later: rotated, rotated with GEM-NT",
 )
 def _drop(later: Data) -> Finding:
     value, p = overlap_later.rank_correlation(later)
