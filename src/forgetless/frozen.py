@@ -6,8 +6,9 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
+from forgetless.called import called
 from forgetless.data import Split
 from forgetless.network import Network
 from forgetless.perceptron import is_chain, links
@@ -62,7 +63,7 @@ class FrozenStart:
         """(S, n, *) → (S, n, *)."""
 
         def one(values: dict[str, Tensor], x: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(self.module, values, (x,))
+            outputs: Tensor = called(self.module, values, (x,))
             return outputs
 
         self.module.eval()

@@ -9,10 +9,11 @@ from typing import final
 
 import torch
 from torch import Size, Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from forgetless.batched import BatchedLinear
+from forgetless.called import called
 from forgetless.capturing import side_by_side
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
@@ -137,7 +138,7 @@ class Network:
             return vmap(self._run, randomness="different")(values, inputs)
 
     def _run(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs = functional_call(self.module, values, (inputs,))
+        outputs = called(self.module, values, (inputs,))
         if not isinstance(outputs, Tensor):
             kind = type(outputs).__name__
             raise ConfigError(f"the model must return one tensor of outputs, not a {kind}")

@@ -50,6 +50,9 @@ def as_asked(
     state, notes = snapshot.state, snapshot.notes
     if not isinstance(state, Subspace):
         return snapshot
+    made_rows = budget is not None and isinstance(state, DenseSubspace)
+    if asked is not None and asked.kind == "factored" and made_rows:
+        asked = None  # by a budget, as `within` does
     storage = replace(asked or snapshot.storage, ranks=snapshot.storage.ranks)
     storage = storage if max_rank is None else replace(storage, max_rank=max_rank)
     nothing = empty(storage)

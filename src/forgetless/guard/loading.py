@@ -28,6 +28,7 @@ class TaskData:
         one_batch = isinstance(loader, Tensor | Mapping) or (
             isinstance(loader, tuple) and bool(loader) and isinstance(loader[0], Tensor)
         )
+        one_batch = one_batch or _is_collated(loader)
         if not one_batch and not isinstance(loader, Iterable):
             raise ConfigError(f"a loader must be iterable, not {type(loader).__name__}")
         self.loader: Iterable[Any] = [loader] if one_batch else loader
@@ -105,3 +106,16 @@ class TaskData:
                     kept[place] = part.select(torch.tensor([i]))
             seen += here
         return kept
+
+
+def _is_collated(loader: Any) -> bool:
+    """Whether it is a batch as a `DataLoader` gives it: a list of tensors that differ in kind."""
+    tensors = isinstance(loader, list) and all(isinstance(part, Tensor) for part in loader)
+    if not tensors or len(loader) < 2:
+        return False
+    if len({(part.shape[1:], part.dtype) for part in loader}) == 1:
+        raise ConfigError(
+            f"a list of {len(loader)} tensors of one kind may be one batch or several: give one as "
+            "a tuple (inputs, target), several without a target as tuples of one, (inputs,)"
+        )
+    return len({len(part) for part in loader if part.dim()}) == 1

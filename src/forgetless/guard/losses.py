@@ -60,9 +60,12 @@ class Loss:
             outputs, target: of a few samples.
             targets: of all samples.
         """
-        self.mean(outputs, target)
         if self.function is None and targets is not None and not targets.is_floating_point():
-            check_target("class" if targets.dim() == 1 else str(self.output), outputs, targets)
+            kind = "class" if targets.dim() == 1 else self.output
+            # First, where they are of the right shape: a label too large is no index.
+            if logits_of(outputs).dim() == targets.dim() + 1 and isinstance(kind, str):
+                check_target(kind, outputs, targets)
+        self.mean(outputs, target)
 
     def _usual(self, outputs: Any, target: Tensor | None) -> Tensor:
         """(n,): cross-entropy for labels and tokens, squared error for numbers."""

@@ -8,8 +8,9 @@ from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from forgetless.called import called
 from forgetless.errors import ConfigError, DataError
 from forgetless.guard.batches import Part, Remembered
 from forgetless.guard.losses import Loss
@@ -100,6 +101,12 @@ class GuardedModel:
 
     def check_loss(self, samples: Remembered) -> None:
         """Refuse samples that the loss cannot be computed on, before it is needed in a step."""
+        trained = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.training]
+        if trained and any(len(part) == 1 for part in samples.parts):
+            raise ConfigError(
+                "batch norm cannot be trained on one remembered sample alone: remember at least "
+                "two of every shape"
+            )
         with self._eval():
             for part in samples.parts:
                 outputs, target = self._tried(part)
@@ -142,8 +149,13 @@ class GuardedModel:
 
     def _outputs(self, part: Part, values: dict[str, Tensor]) -> Any:
         try:
-            return functional_call(self.module, values, part.args, dict(part.kwargs))
+            return called(self.module, values, part.args, part.kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if len(part) == 1 and "more than 1 value per channel" in str(error):
+                raise ConfigError(
+                    "batch norm cannot be trained on one remembered sample at a time: let the "
+                    "method look at two or more"
+                ) from error
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
                 f"the model does not take a batch's inputs ({reason}); say with unpack= which "

@@ -149,6 +149,12 @@ class Parameters:
         }
         return tuple(i for i, t in enumerate(self.tensors) if id(t) in moves)
 
+    def maximized(self, optimizer: Optimizer) -> list[slice]:
+        """The columns of parameters whose gradient the optimizer goes up along."""
+        groups = (group for group in optimizer.param_groups if group.get("maximize"))
+        upwards = {id(p) for group in groups for p in group["params"]}
+        return [self.columns[i] for i, t in enumerate(self.tensors) if id(t) in upwards]
+
     def check_current(self, module: nn.Module) -> None:
         """Refuse a model whose parameters are others than at first."""
         own = dict(module.named_parameters())

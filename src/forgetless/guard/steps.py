@@ -175,11 +175,19 @@ class Steps:
         gradient = self._parameters.gradients()
         if scale is not None:
             gradient /= scale.to(gradient.device)
+        # The gradient that is gone down along, also where the optimizer goes up along its own.
+        upwards = self._parameters.maximized(optimizer)
+        for columns in upwards:
+            gradient[:, columns].neg_()
         kept = self._changed(gradient, self._parameters.read(), movable)
         if self.method.is_projection:
             parts = self._parameters.parts
             self.removed.add(parts(gradient), parts(gradient - kept))
             self._noted()
+        if upwards:
+            kept = kept.clone()
+        for columns in upwards:
+            kept[:, columns].neg_()
         if scale is not None:
             kept = kept * scale.to(kept.device)
         self._parameters.write_gradients(kept, movable)

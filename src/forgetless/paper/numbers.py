@@ -1,6 +1,6 @@
 """Means and spreads of seeds, tables in Markdown, and the rules by which numbers agree."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -55,6 +55,15 @@ def standard_error(values: Any) -> float:
     return float(np.std(found, ddof=1)) / len(found) ** 0.5 if len(found) > 1 else inf
 
 
+def ahead(one: Any, other: Any) -> tuple[float, float]:
+    """By how much one mean over seeds is higher than another, and two standard errors of that.
+
+    Seed by seed: the same seed has the same initial weights and the same batches.
+    """
+    differences = np.asarray(one, float) - np.asarray(other, float)
+    return mean(differences), 2 * standard_error(differences)
+
+
 def shown(values: Any, digits: int = 1) -> str:
     """Mean ± standard deviation."""
     return f"{mean(values):.{digits}f} ± {std(values):.{digits}f}"
@@ -68,6 +77,11 @@ def same_device(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def allowance(least: float, printed_std: float, ours: float) -> float:
     """max(least, 2σ), σ the two standard deviations combined."""
     return max(least, 2 * float(np.hypot(printed_std, ours)))
+
+
+def listed(values: Iterable[Any], form: str = "") -> str:
+    """Values one after another: "25, 50"."""
+    return ", ".join(format(value, form) for value in values)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -150,7 +150,7 @@ class Atoms:
         cross = _weighted(cross, weights, self.weights)  # C
         reach = solve_triangular(self.factor, cross.T, upper=False).T  # C L⁻ᵀ
         rest = gram - reach @ reach.T
-        kept = _independent(rest, gram.diagonal())
+        kept = self._sturdy(_independent(rest, gram.diagonal()), rest, reach, gram.diagonal())
         new = cholesky(rest[kept][:, kept])
         old = self.rank
         factor = new.new_zeros(old + len(kept), old + len(kept))
@@ -159,6 +159,33 @@ class Atoms:
         factor[old:, old:] = new
         beyond = solve_triangular(new, rest[kept], upper=False).T
         return kept, factor, torch.cat([reach, beyond], 1)
+
+    def _sturdy(self, kept: Tensor, rest: Tensor, reach: Tensor, lengths: Tensor) -> Tensor:
+        """Those of the directions to be kept with which all together stay well-conditioned.
+
+        Each may have enough outside of those before it and all the same be as good as a sum of the
+        others: coefficients, and with them rounding, grow as the square root of tr Ĝ⁻¹, Ĝ the Gram
+        matrix of all directions at length one. Adding some with Schur complement S to older ones
+        with Gram matrix G adds tr S⁻¹ (D'² + Xᵀ D² X), X = G⁻¹ Cᵀ and D, D' the lengths.
+
+        Arguments:
+            kept: indices of new directions, increasing.
+            rest: S of all new ones, (k, k).
+            reach: C L⁻ᵀ, (k, K).
+            lengths: squared, of the new ones, (k,).
+        """
+        old = self.factor.square().sum(1)
+        across = solve_triangular(self.factor.mT, reach.mT, upper=True)  # X
+        costs = lengths.diag() + across.mT @ (old.unsqueeze(1) * across)
+        before = float(self._gram_inverse.diagonal() @ old) if self.rank else 0.0
+        most = max(1 / _DEPENDENT, 2 * before)
+        while len(kept):
+            inverse = torch.cholesky_inverse(cholesky(rest[kept][:, kept]))
+            if before + float((inverse * costs[kept][:, kept]).sum()) <= most:
+                break
+            worst = int((inverse.diagonal() * lengths[kept]).argmax())
+            kept = torch.cat([kept[:worst], kept[worst + 1 :]])
+        return kept
 
     def _moments(self, inside: Tensor, total: float) -> Tensor:
         """With one more task, its directions (k, K) in the basis V, its variance `total`."""

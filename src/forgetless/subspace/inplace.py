@@ -19,6 +19,9 @@ _NEARLY = {torch.float32: 1e-4, torch.float64: 1e-8}
 _HALF_SETTLED, _HALF_NEARLY = 1e-4, 1e-2
 # What is left of a row that depends on others, relative to its length, is rounding.
 _DEPENDENT = 1e-5
+# Of one that a first round made of what rounding of old rows to half precision had left. Those that
+# are new are orthonormal by then but for that rounding.
+_HALF_DEPENDENT = 0.1
 # Columns of a row whose squares are summed in its own precision.
 _PIECE = 1024
 
@@ -71,7 +74,8 @@ def orthonormalize_in_place(
         error = float(torch.cat([inside.abs().flatten(), off.flatten(), off.new_zeros(1)]).max())
         if again and error <= settled:
             break
-        factor, kept = _factor(gram)
+        dependent = max(_DEPENDENT, _HALF_DEPENDENT if again and half else least)
+        factor, kept = _factor(gram, dependent)
         if len(kept) < len(vectors):
             vectors = vectors[kept]
         new = new @ factor
@@ -93,17 +97,20 @@ def _subtract(vectors: Tensor, inside: Tensor, against: Tensor, *, exact: bool) 
             part.addmm_(inside.to(part), rows.to(part), alpha=-1)
 
 
-def _factor(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """L (d, r) with G ≈ L Lᵀ, and the r rows of G that depend on none before them."""
+def _factor(gram: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """L (d, r) with G ≈ L Lᵀ, and the r rows of G that depend on none before them.
+
+    Of a row that does, less than `least` is left outside of them.
+    """
     size = len(gram)
     whole, failed = torch.linalg.cholesky_ex(gram)
-    if bool(((whole.diagonal() > _DEPENDENT) & (failed == 0)).all()):
+    if bool(((whole.diagonal() > least) & (failed == 0)).all()):
         return whole, torch.arange(size, device=gram.device)
     columns: list[Tensor] = []
     kept = []
     rest = gram.cpu().clone()
     for i in range(size):
-        if float(rest[i, i]) <= _DEPENDENT**2:
+        if float(rest[i, i]) <= least**2:
             continue
         column = rest[:, i] / rest[i, i].sqrt()
         column[:i][torch.tensor([j in kept for j in range(i)], dtype=torch.bool)] = 0.0

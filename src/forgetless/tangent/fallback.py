@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from forgetless.called import called
 from forgetless.tangent.problem import Problem
 
 # What vmap raises when an operation or a branch on data does not allow it.
@@ -23,7 +24,7 @@ def rows_by_vmap(problem: Problem, names: tuple[str, ...], count: int) -> list[d
         belongings: tuple[Tensor, ...],
         column: int,
     ) -> Tensor:
-        outputs = functional_call(
+        outputs = called(
             problem.module,
             {**problem.values, **leaves},
             tuple(a.unsqueeze(0) for a in args),

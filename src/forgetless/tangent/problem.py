@@ -7,7 +7,8 @@ from typing import Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+
+from forgetless.called import called
 
 # outputs of n samples and what belongs to them → (n,), or (n, K) for K scalars a sample
 Scalar = Callable[..., Tensor]
@@ -94,7 +95,7 @@ class Problem:
     def outputs(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """What the network returns."""
         values = {**self.values, **leaves}
-        outputs: Tensor = functional_call(self.module, values, self.args, dict(self.kwargs))
+        outputs: Tensor = called(self.module, values, self.args, self.kwargs)
         return outputs
 
     def scalars(self, leaves: Mapping[str, Tensor]) -> Tensor:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from forgetless.accepted import whole
+from forgetless.called import called
 from forgetless.errors import require
 from forgetless.linalg import float64
 from forgetless.theory.factors import check_finite
@@ -99,8 +99,5 @@ def _outputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, chunk: in
     # A state_dict names tied weights twice, so there is nothing to tie.
     with torch.no_grad():
         return torch.cat(
-            [
-                functional_call(model, dict(state), (some,), tie_weights=False)
-                for some in x.split(chunk)
-            ]
+            [called(model, state, (some,), tie_weights=False) for some in x.split(chunk)]
         )

@@ -8,8 +8,8 @@ from typing import final
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from forgetless.called import called
 from forgetless.errors import require
 from forgetless.linalg import float64, project_out
 from forgetless.tangent import tangent_features
@@ -95,7 +95,7 @@ class TangentModel:
         return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
 
     def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self.module, {**self.values, **values}, (inputs,))
+        outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
         return outputs
 
 

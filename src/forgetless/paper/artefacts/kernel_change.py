@@ -1,5 +1,6 @@
 """How much the tangent kernel of PCA-OGD's network moves over the tasks, by dataset size."""
 
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -72,15 +73,21 @@ def measure(workshop: Workshop) -> dict[str, Any]:
 def growth(data: Data, benchmark: str) -> tuple[float, float]:
     """Of the change at the end the share that is there after task 1; and R² of a line through it.
 
-    For the size that the experiments use.
+    For the size that the experiments use. Of fewer than three tasks R² says nothing: NaN.
     """
     curve = np.mean(list(data[benchmark].values())[-1]["since start"], 0)
     tasks = np.arange(len(curve))
     if len(curve) < 3:
-        return float(curve[0] / curve[-1]), 1.0
+        return float(curve[0] / curve[-1]), nan
     rest = curve - np.polyval(np.polyfit(tasks, curve, 1), tasks)
     linear = 1 - float(rest @ rest) / float(np.sum((curve - curve.mean()) ** 2) or 1)
     return float(curve[0] / curve[-1]), linear
+
+
+def later_growth(sizes: Data, which: int) -> float:
+    """The change since the start, at the end over after task 1, for one of the dataset sizes."""
+    curve = np.mean(list(sizes.values())[which]["since start"], 0)
+    return float(curve[-1] / curve[0])
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:

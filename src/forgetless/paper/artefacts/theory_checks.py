@@ -5,15 +5,24 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.linalg import subspace_angles
-from torch import Tensor, nn
+from torch import Tensor
 
 from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.artefacts import theory_gem_nt
+from forgetless.paper.artefacts.theory_problems import (
+    DECAY,
+    MEMORY,
+    METHODS,
+    TASKS,
+    N,
+    P,
+    some_tasks,
+)
 from forgetless.paper.numbers import table
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.work import Workshop
 from forgetless.theory import (
     GEMNT,
-    OGD,
     PCAOGD,
     SGD,
     Descent,
@@ -27,13 +36,6 @@ from forgetless.theory import (
     overlap_spectrum,
 )
 
-_N, _P, _TASKS, _DECAY, _MEMORY = 8, 60, 4, 0.1, 4
-_METHODS: dict[str, Projection] = {
-    "SGD": SGD(),
-    "GEM-NT": GEMNT(_MEMORY),
-    "OGD": OGD(_MEMORY),
-    "PCA-OGD": PCAOGD(_MEMORY),
-}
 # Those for which the paper prints a bound; each keeps one sample or direction of a task.
 _BOUNDED: dict[str, Projection] = {
     "SGD": SGD(),
@@ -47,43 +49,34 @@ _CASES = 10
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Every check's numbers. They need no device and no data."""
     return {
-        "exact": {name: _exactness(method) for name, method in _METHODS.items()},
+        "exact": {name: _exactness(method) for name, method in METHODS.items()},
+        "anew in every step": max(theory_gem_nt.anew(seed) for seed in range(3)),
         "printed objective": _printed_objective(),
         "angles": _angles(),
         "bounds": {name: _bounds(method) for name, method in _BOUNDED.items()},
         "alignment": _alignment(),
         "cancelling": _cancelling(),
-        "one sample": _one_sample(),
-        "well learned": _well_learned(),
+        "one sample": theory_gem_nt.one_sample(),
+        "well learned": theory_gem_nt.well_learned(),
+        "shorter gradient": theory_gem_nt.shorter_gradient(),
         "raw projection": _raw_projection(),
         "spectrum": {"steep": _protection(0.5), "flat": _protection(1.0)},
     }
-
-
-def _tasks(seed: int, count: int = _TASKS, decay: float = 0.8) -> list[LinearTask]:
-    """Tasks that share directions, the i-th with a weight of decay to the power of i."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    scales = decay ** torch.arange(_P, dtype=torch.float64)
-    return [LinearTask(normal(_N, _P) * scales, normal(_N), normal(_N)) for _ in range(count)]
 
 
 def _exactness(method: Projection) -> dict[str, float]:
     """Largest relative errors against gradient descent: of the weights, and of Δ by formula."""
     weights, forgetting = [], []
     for seed in range(5):
-        tasks = _tasks(seed)
-        descended = learn(tasks, method, weight_decay=_DECAY, solver=Descent())
-        closed = learn(tasks, method, weight_decay=_DECAY)
+        tasks = some_tasks(seed)
+        descended = learn(tasks, method, weight_decay=DECAY, solver=Descent())
+        closed = learn(tasks, method, weight_decay=DECAY)
         weights.append(_relative(closed.steps, descended.steps))
-        for source in range(_TASKS - 1):
+        for source in range(TASKS - 1):
             # What the outputs did while descending, against the formula at the closed form.
             outputs = descended.predict(tasks[source].features, tasks[source].outputs)
             measured = float((outputs[-1] - outputs[source + 1]).square().sum())
-            formula = decompose(closed, source, _TASKS - 1).total
+            formula = decompose(closed, source, TASKS - 1).total
             forgetting.append(abs(formula - measured) / max(measured, 1e-12))
     return {"weights": max(weights), "forgetting": max(forgetting)}
 
@@ -94,19 +87,19 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 def _printed_objective() -> dict[str, float]:
     """Distance of the corollary's solution from the minimum, as printed and with ½ on both."""
-    task = _tasks(0)[0]
+    task = some_tasks(0)[0]
     phi, residual = task.features, task.targets - task.outputs
-    solution = learn([task], SGD(), weight_decay=_DECAY).steps[0]
+    solution = learn([task], SGD(), weight_decay=DECAY).steps[0]
 
     def minimum(decay: float) -> Tensor:
-        kernel = phi @ phi.T + decay * torch.eye(_N, dtype=torch.float64)
+        kernel = phi @ phi.T + decay * torch.eye(N, dtype=torch.float64)
         best: Tensor = phi.T @ torch.linalg.solve(kernel, residual)
         return best
 
     # ‖φ w − ỹ‖² + ½ λ ‖w‖² has the minimum of ridge regression with λ / 2.
     return {
-        "as printed": _relative(solution, minimum(_DECAY / 2)),
-        "halved": _relative(solution, minimum(_DECAY)),
+        "as printed": _relative(solution, minimum(DECAY / 2)),
+        "halved": _relative(solution, minimum(DECAY)),
     }
 
 
@@ -114,7 +107,7 @@ def _angles() -> float:
     """Largest difference of O's singular values from the cosines of SciPy's principal angles."""
     worst = 0.0
     for seed in range(_CASES):
-        first, second = (factors(task.features) for task in _tasks(seed, 2))
+        first, second = (factors(task.features) for task in some_tasks(seed, 2))
         values = overlap_spectrum(overlap(first, second)).numpy()
         cosines = np.cos(subspace_angles(first.v.numpy().T, second.v.numpy().T))
         worst = max(worst, float(np.abs(np.sort(values) - np.sort(cosines)).max()))
@@ -124,7 +117,7 @@ def _angles() -> float:
 def _bounds(method: Projection) -> dict[str, float]:
     """Largest ratios of Δ to its bounds: one later task, several, and to the valid bound."""
     found = {"one": 0.0, "several": 0.0, "valid": 0.0}
-    cases = [_tasks(seed) for seed in range(_CASES)]
+    cases = [some_tasks(seed) for seed in range(_CASES)]
     cases += [_steady(method, c, count) for c in (0.4, 0.5, 1.0) for count in (2, 9)]
     if isinstance(method, PCAOGD) and method.centred:
         cases.append(_with_mean())
@@ -162,10 +155,10 @@ def _steady(method: Projection, share: float, count: int) -> list[LinearTask]:
 def _with_mean() -> list[LinearTask]:
     """A source whose features have a large mean, which centred PCA does not store."""
     generator = torch.Generator().manual_seed(0)
-    source = torch.randn(_N, _P, generator=generator, dtype=torch.float64)
+    source = torch.randn(N, P, generator=generator, dtype=torch.float64)
     source[:, 0] += 10.0
-    target = torch.eye(_P, dtype=torch.float64)[:1]
-    zero = torch.zeros(_N, dtype=torch.float64)
+    target = torch.eye(P, dtype=torch.float64)[:1]
+    zero = torch.zeros(N, dtype=torch.float64)
     return [LinearTask(source, zero, zero), LinearTask(target, zero[:1] + 1, zero[:1])]
 
 
@@ -184,40 +177,11 @@ def _alignment() -> dict[str, list[float]]:
 
 def _cancelling() -> dict[str, float]:
     """Δ after a task that drifts, and after one that undoes it."""
-    source, target = _tasks(0, 2)
+    source, target = some_tasks(0, 2)
     back = LinearTask(target.features, target.outputs, target.outputs)
     first = LinearTask(source.features, source.outputs, source.outputs)
     learned = learn([first, target, back], SGD())
     return {"after": decompose(learned, 0, 1).total, "undone": decompose(learned, 0, 2).total}
-
-
-def _one_sample() -> float:
-    """Largest angle (1 − |cos|) between ∇ ½(f − y)² and ∇f of a small network, one sample."""
-    generator = torch.Generator().manual_seed(0)
-    worst = 0.0
-    for _ in range(_CASES):
-        network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-        x = torch.randn(1, 5, generator=generator, dtype=torch.float64)
-        output = network(x).squeeze()
-        loss = 0.5 * (output - 3.0) ** 2
-        parameters = list(network.parameters())
-        rows = [
-            torch.cat([g.flatten() for g in torch.autograd.grad(f, parameters, retain_graph=True)])
-            for f in (output, loss)
-        ]
-        cosine = torch.nn.functional.cosine_similarity(rows[0], rows[1], dim=0)
-        worst = max(worst, 1 - abs(float(cosine)))
-    return worst
-
-
-def _well_learned() -> dict[str, float]:
-    """Δ of a task learned to zero loss, under SGD, GEM-NT and OGD, relative to SGD's."""
-    tasks = _tasks(1, 2)
-    found = {
-        name: decompose(learn(tasks, _METHODS[name]), 0, 1).total
-        for name in ("SGD", "GEM-NT", "OGD")
-    }
-    return {name: value / found["SGD"] for name, value in found.items()}
 
 
 def _raw_projection() -> dict[str, float]:
@@ -226,9 +190,9 @@ def _raw_projection() -> dict[str, float]:
     GEM-NT's are gradients; PCA-OGD's the top directions of each task, which are orthonormal within
     a task and not across tasks.
     """
-    tasks = _tasks(0)
+    tasks = some_tasks(0)
     gradients = torch.stack([task.features.mean(0) for task in tasks]).T
-    directions = torch.cat([factors(task.features).v[:_MEMORY] for task in tasks]).T
+    directions = torch.cat([factors(task.features).v[:MEMORY] for task in tasks]).T
     found = {}
     for name, columns in (
         ("raw", gradients),
@@ -236,7 +200,7 @@ def _raw_projection() -> dict[str, float]:
         ("PCA-OGD, raw", directions),
         ("PCA-OGD, orthonormal", torch.linalg.qr(directions)[0]),
     ):
-        t = torch.eye(_P, dtype=torch.float64) - columns @ columns.T
+        t = torch.eye(P, dtype=torch.float64) - columns @ columns.T
         found[name] = float((t @ t - t).norm() / t.norm())
     return found
 
@@ -245,9 +209,9 @@ def _protection(decay: float) -> float:
     """Σ Δ of PCA-OGD over that of OGD, same memory, by how fast the features' spectrum falls."""
     totals = {"OGD": 0.0, "PCA-OGD": 0.0}
     for seed in range(_CASES):
-        tasks = _tasks(seed, 2, decay)
+        tasks = some_tasks(seed, 2, decay)
         for name in totals:
-            learned = learn(tasks, _METHODS[name], weight_decay=_DECAY)
+            learned = learn(tasks, METHODS[name], weight_decay=DECAY)
             totals[name] += decompose(learned, 0, 1).total
     return totals["PCA-OGD"] / totals["OGD"]
 

@@ -1,11 +1,12 @@
 """What the paper claims, and how each claim is decided."""
 
-from forgetless.paper.claims import benchmarks, overlap, settings, structure, theory
+from forgetless.paper.claims import benchmarks, memory, overlap, settings, structure, theory
 from forgetless.paper.claims.base import Claim
 
 ALL: dict[str, list[Claim]] = {
     "The theory": theory.CLAIMS.all,
-    "Overlap and memory": overlap.CLAIMS.all,
+    "The overlap of tasks": overlap.CLAIMS.all,
+    "Memory": memory.CLAIMS.all,
     "Structure in the data, and the kernel": structure.CLAIMS.all,
     "The benchmarks": benchmarks.CLAIMS.all,
     "Settings and cost": settings.CLAIMS.all,

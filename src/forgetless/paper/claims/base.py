@@ -30,6 +30,7 @@ class Claim:
         needs: artefacts whose data `decide` takes, in this order; "memory: rotated, permuted" if
             those parts of it will do.
         decide: the test.
+        fails_early: whether it takes less than all it needs, and has failed if it fails on that.
     """
 
     place: str
@@ -37,6 +38,7 @@ class Claim:
     test: str
     needs: tuple[str, ...]
     decide: Callable[..., Finding]
+    fails_early: bool = False
 
 
 @final
@@ -47,12 +49,12 @@ class Claims:
         self.all: list[Claim] = []
 
     def add(
-        self, place: str, says: str, test: str, *needs: str
+        self, place: str, says: str, test: str, *needs: str, fails_early: bool = False
     ) -> Callable[[Callable[..., Finding]], Callable[..., Finding]]:
         """Decorator: the function takes the data of the artefacts it needs and decides."""
 
         def note(decide: Callable[..., Finding]) -> Callable[..., Finding]:
-            self.all.append(Claim(place, says, test, needs, decide))
+            self.all.append(Claim(place, says, test, needs, decide, fails_early))
             return decide
 
         return note
@@ -79,10 +81,29 @@ def measured(needs: Sequence[str], results: Results) -> tuple[list[Mapping[str, 
 def judged(claim: Claim, results: Results) -> Finding:
     """The verdict on a claim; what is not measured cannot be decided."""
     data, missing = measured(claim.needs, results)
-    if missing:
-        return UNDECIDED, "", f"not measured yet: {', '.join(missing)}"
+    waits = f"not measured yet: {', '.join(missing)}"
+    if missing and not (claim.fails_early and len(data) == len(claim.needs)):
+        return UNDECIDED, "", waits
     with readable(", ".join(claim.needs)):
-        return claim.decide(*data)
+        word, found, why = claim.decide(*data)
+    if not missing:
+        return word, found, why
+    return (word, found, waits) if word == FAILS else (UNDECIDED, "", waits)
+
+
+def over_protocols(words: Mapping[str, Word]) -> Word:
+    """Of what is true under each protocol: whether it is under all, or only under the released.
+
+    What cannot be decided under one of them cannot be for all.
+    """
+    if words["released"] != HOLDS or set(words.values()) == {HOLDS}:
+        return words["released"]
+    return RELEASED_ONLY if FAILS in words.values() else UNDECIDED
+
+
+def by_noise(difference: float, noise: float) -> Word:
+    """Whether something is clearly above zero, clearly below, or neither."""
+    return HOLDS if difference > noise else FAILS if difference < -noise else UNDECIDED
 
 
 def either(decision: bool) -> Word:

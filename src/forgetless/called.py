@@ -1,0 +1,86 @@
+"""A module called with other weights than its own, in a way that gradients can be taken of.
+
+Gradient checkpointing computes parts of a network again in the backward pass. By then the module
+has its own weights back, and the gradients would be theirs: while a module is called here, such
+parts run as if they were not checkpointed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, final
+
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.func import functional_call
+
+# What `torch.utils.checkpoint.checkpoint` calls, without and with `use_reentrant`.
+_GENERATOR, _FUNCTION = "_checkpoint_without_reentrant_generator", "CheckpointFunction"
+
+
+def called(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+) -> Any:
+    """What the module returns with these parameters and buffers, by name, in place of its own."""
+    with _PLAINLY():
+        given = dict(kwargs or {})
+        return functional_call(module, dict(values), args, given, tie_weights=tie_weights)
+
+
+@final
+class _Plainly:
+    """Within it, in this thread, nothing is checkpointed."""
+
+    def __init__(self) -> None:
+        self._here = ContextVar("runs plainly", default=False)
+        self._lock = Lock()
+        self._inside = 0  # in all threads
+        self._originals: dict[str, Any] = {}
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._install()
+            self._inside += 1
+        token = self._here.set(True)
+        try:
+            yield
+        finally:
+            self._here.reset(token)
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    for name, original in self._originals.items():
+                        setattr(torch.utils.checkpoint, name, original)
+
+    def _install(self) -> None:
+        names = [n for n in (_GENERATOR, _FUNCTION) if hasattr(torch.utils.checkpoint, n)]
+        self._originals = {name: getattr(torch.utils.checkpoint, name) for name in names}
+        here, originals = self._here, self._originals
+
+        def around(*args: Any, **kwargs: Any) -> Iterator[None]:
+            """What is done before and after a part runs, at the one place where it yields."""
+            if here.get():
+                yield
+            else:
+                yield from originals[_GENERATOR](*args, **kwargs)
+
+        class Function:
+            @staticmethod
+            def apply(part: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+                plainly = here.get()
+                return part(*args) if plainly else originals[_FUNCTION].apply(part, preserve, *args)
+
+        for name, other in ((_GENERATOR, around), (_FUNCTION, Function)):
+            if name in self._originals:
+                setattr(torch.utils.checkpoint, name, other)
+
+
+_PLAINLY = _Plainly()

@@ -1,0 +1,109 @@
+"""Models that compute parts of themselves again in the backward pass."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
+from torch.utils.checkpoint import checkpoint
+
+import forgetless
+from forgetless import AGEM, OGD, SGD, Training, fit
+from forgetless.called import called
+from tests.conftest import blobs
+
+REENTRANT = [None, False, True]  # None: nothing is checkpointed
+
+
+class Net(nn.Module):
+    def __init__(self, reentrant, inputs: int = 6, outputs: int = 3) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(inputs, 8), nn.Linear(8, 8)
+        self.last, self.reentrant = nn.Linear(8, outputs), reentrant
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x.flatten(1)))
+
+        def part(x):
+            return torch.tanh(self.second(x))
+
+        if self.reentrant is None:
+            return self.last(part(x))
+        return self.last(checkpoint(part, x, use_reentrant=self.reentrant))
+
+
+def network(tasks, reentrant):
+    return lambda: Net(reentrant, torch.Size(tasks.input_shape).numel(), tasks.n_outputs)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_fit_follows_the_weights_of_now(reentrant, together):
+    tasks = blobs(tasks=2, n=84)
+    training = Training(lr=0.3, epochs=5, seeds_together=together)
+    plain, checkpointed = (
+        fit(tasks, SGD(), network(tasks, how), seeds=2, training=training)
+        for how in (None, reentrant)
+    )
+    for name, value in plain.weights(1, 1).items():
+        torch.testing.assert_close(checkpointed.weights(1, 1)[name], value)
+
+
+@pytest.mark.parametrize("method", [AGEM(30), OGD(30)], ids=lambda m: m.name)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_guard_looks_at_the_weights_before_the_step(method, reentrant):
+    weights = []
+    for how in (None, reentrant):
+        torch.manual_seed(0)
+        model = Net(how)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        guard = forgetless.Guard(model, optimizer, method)
+        x, y = torch.randn(30, 6), torch.randint(0, 3, (30,))
+        guard.end_task((x, y))
+        for _ in range(10):
+            optimizer.zero_grad()
+            cross_entropy(model(x.flip(0)), (y + 1) % 3).backward()
+            optimizer.step()
+        weights.append(parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_features_are_those_of_their_weights_whatever_happens_later(reentrant):
+    torch.manual_seed(0)
+    model, x, y = Net(reentrant), torch.randn(5, 6), torch.randint(0, 3, (5,))
+    right = forgetless.tangent_features(model, x, y, chunk=2).dense()
+    phi = forgetless.tangent_features(model, x, y, chunk=2)
+    with torch.no_grad():
+        model.second.weight.add_(1)
+    torch.testing.assert_close(phi.dense(), right)
+
+
+def test_elsewhere_checkpoints_are_as_they_were():
+    """In the user's own code, also while another thread calls a module with other weights."""
+    model, x = Net(False), torch.randn(4, 6)
+    values = dict(model.named_parameters())
+    inside, done = threading.Event(), threading.Event()
+
+    class Slow(Net):
+        def forward(self, x):
+            inside.set()
+            done.wait(10)
+            return super().forward(x)
+
+    slow = Slow(False)
+    thread = threading.Thread(target=called, args=(slow, dict(slow.named_parameters()), (x,)))
+    thread.start()
+    inside.wait(10)
+    runs = []
+    model.second.register_forward_hook(lambda *_: runs.append(1))
+    model(x).sum().backward()
+    assert len(runs) == 2  # forward, and again on the way back
+    done.set()
+    thread.join()
+    called(model, values, (x,)).sum().backward()
+    assert len(runs) == 3
+    model(x).sum().backward()
+    assert len(runs) == 5
