@@ -65,11 +65,11 @@ def test_a_batch_as_a_loader_gives_it_is_one_batch():
     assert guard.tasks == 1
 
 
-def test_a_list_that_may_be_one_batch_or_several_is_refused():
+def test_a_list_that_may_be_one_batch_or_two_is_refused():
     model = nn.Linear(50, 50)
     guard = forgetless.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), OGD(100))
     pair = [torch.randn(20, 50), torch.randn(20, 50)]
-    with pytest.raises(ConfigError, match="may be one batch or several"):
+    with pytest.raises(ConfigError, match="may be one batch or two"):
         guard.end_task(pair)
     guard.end_task([(part,) for part in pair])
     assert guard.tasks == 1

@@ -278,11 +278,10 @@ def test_twice_the_rows_in_bfloat16_are_said_to_take_what_they_take(built):
 
 
 def test_without_results_nothing_that_needs_them_is_decided():
-    for claims in ALL.values():
-        for claim in claims:
-            word, _, why = judged(claim, {})
-            assert word == "cannot be decided"
-            assert why.startswith("not measured yet") or not claim.needs
+    for claim in (claim for claims in ALL.values() for claim in claims if claim.needs):
+        word, _, why = judged(claim, {})
+        assert word == "cannot be decided"
+        assert why.startswith("not measured yet")
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def kept(**rows):
 def test_rows_in_bfloat16_are_answered_with_their_bytes(factored, word):
     data = kept(ogd=(factored, 99), pca=(82.0, 100), half=(86.0, 107), joint=(90.0, 80))
     text = answered("still win", same_bytes=data)
-    assert f"As float32 rows, {word}: A_T is 82.0 ± 0.0 with PCA-OGD, 5 directions" in text
-    assert "In bfloat16 it is 86.0 ± 0.0 with PCA-OGD, 10 directions (7 % more bytes)." in text
+    assert f"rows of PCA-OGD take, {word}: 82.0 ± 0.0 with PCA-OGD, 5 directions" in text
+    assert "In bfloat16, 86.0 ± 0.0 with PCA-OGD, 10 directions (7 % more bytes)." in text
 
 
 def test_what_takes_more_than_the_budget_is_not_the_best_within_it():
@@ -75,9 +75,9 @@ def test_the_committed_rows_take_their_rows_and_moments():
 @pytest.mark.parametrize(
     ("noises", "words"),
     [
-        ((1.0, 2.0, 3.0, 4.0, 5.0), "may explain some of it: it would raise F_T most where most"),
-        ((2.0, 1.0, 3.0, 1.0, 2.0), "does not explain it: what it would add to F_T is unrelated"),
-        ((5.0, 4.0, 3.0, 2.0, 1.0), "does not explain it: it would raise F_T most where least"),
+        ((1.0, 2.0, 3.0, 4.0, 5.0), "may explain some of it: that would raise F_T most where most"),
+        ((2.0, 1.0, 3.0, 1.0, 2.0), "does not explain it: what that would add to F_T is unrelated"),
+        ((5.0, 4.0, 3.0, 2.0, 1.0), "does not explain it: that would raise F_T most where least"),
     ],
 )
 def test_what_noise_would_explain_follows_from_the_correlation(noises, words):

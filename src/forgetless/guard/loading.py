@@ -110,12 +110,14 @@ class TaskData:
 
 def _is_collated(loader: Any) -> bool:
     """Whether it is a batch as a `DataLoader` gives it: a list of tensors that differ in kind."""
-    tensors = isinstance(loader, list) and all(isinstance(part, Tensor) for part in loader)
-    if not tensors or len(loader) < 2:
+    tensors = isinstance(loader, list) and all(isinstance(p, Tensor) and p.dim() for p in loader)
+    if not tensors or len(loader) < 2 or len({len(part) for part in loader}) > 1:
         return False
-    if len({(part.shape[1:], part.dtype) for part in loader}) == 1:
+    if len({(part.shape[1:], part.dtype) for part in loader}) > 1:
+        return True
+    if len(loader) == 2:
         raise ConfigError(
-            f"a list of {len(loader)} tensors of one kind may be one batch or several: give one as "
-            "a tuple (inputs, target), several without a target as tuples of one, (inputs,)"
+            "a list of two tensors of one kind may be one batch or two: give one as a tuple "
+            "(inputs, target), two without a target as [(inputs,), (inputs,)]"
         )
-    return len({len(part) for part in loader if part.dim()}) == 1
+    return False

@@ -86,13 +86,16 @@ def _head(records: Results) -> list[str]:
         "`forgetless paper build all` trains and measures all of it again.",
         "",
         f"Here {titles}. Mean ± standard deviation over {', '.join(seeds) or 'no'} seeds unless "
-        "said; accuracies and differences in percent and points.",
+        "said; accuracies and differences in percent and points. 2σ is two standard deviations, "
+        "the paper's and ours combined; standard errors are of the seeds' paired differences.",
         "",
-        "*A_T* is the mean final accuracy over all tasks, *F_T* the mean over all but the last of "
-        "the best accuracy, from learning the task to the end, minus the final one. *Δ* is how far "
-        "a task's outputs move while later ones are learned, squared and summed, and *O(s→k)* the "
-        "overlap matrix of tasks s and k, whose singular values the paper calls eigenvalues. "
-        "*Released* is the paper's code as it ran; *corrected* has the methods as they should be "
+        "*A_T* is the mean final accuracy over all tasks, *F_T* the mean over all tasks but the "
+        "last of max_{t ≥ s} a_{t,s} − a_{T,s}, with a_{t,s} the accuracy on task s after task t. "
+        "*Δ* is how far a task's outputs move while later ones are learned, squared and summed, "
+        "and *O(s→k)* the overlap matrix of tasks s and k, whose singular values the paper calls "
+        "eigenvalues. "
+        "*Released* is the paper's code as it ran, but for two departures ([methods](methods.md)): "
+        "PCA is exact and Gram-Schmidt done twice; *corrected* has the methods as they should be "
         "on a network that trains as a whole, *frozen* the same methods on the network as the "
         "released code trains it.",
         "",
@@ -139,7 +142,7 @@ def _provenance(records: Results) -> list[str]:
         with readable(name):
             # What was measured without training has only the measuring's own device and versions.
             made = list(of["runs"].values()) or [of]
-            where = [" ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
+            where = [", ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
             seconds = [f"{of[f'seconds {what}']:.0f}" for what in ("training", "measuring")]
             rows.append([f"`{name}`", str(len(of["runs"])), *seconds, *where])
     headings = ["artefact", "runs", "seconds training", "seconds measuring"]

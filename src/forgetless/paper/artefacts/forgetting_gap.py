@@ -111,7 +111,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 
 ARTEFACT = Artefact(
     "forgetting-gap",
-    "What the difference in F_T is",
+    "Where the difference in F_T comes from",
     "section 5.3, Table 1",
     measure,
     show,

@@ -119,7 +119,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         [
             NAMES[benchmark],
             *(
-                f"{of[m]['consolidation']:.1f} of {sum(of[m].values()):.0f} s"
+                f"{of[m]['consolidation']:.2f} of {sum(of[m].values()):.2f} s"
                 for m in ("ogd", "pca-ogd")
             ),
             f"{of['pca-ogd']['consolidation'] / max(of['ogd']['consolidation'], 1e-9):.1f}"

@@ -96,8 +96,9 @@ def over_protocols(words: Mapping[str, Word]) -> Word:
 
     What cannot be decided under one of them cannot be for all.
     """
-    if words["released"] != HOLDS or set(words.values()) == {HOLDS}:
-        return words["released"]
+    released = words.get("released", UNDECIDED)
+    if released != HOLDS or set(words.values()) == {HOLDS}:
+        return released
     return RELEASED_ONLY if FAILS in words.values() else UNDECIDED
 
 
