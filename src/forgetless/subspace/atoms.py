@@ -21,6 +21,11 @@ _DEPENDENT = 1e-9
 # Least share of a direction's squared length outside of the earlier ones for which rounding in
 # one pass leaves no more than in two.
 _WELL_CONDITIONED = 1e-3
+# ‖Ĝ⁻¹‖, see `_sturdy`, up to which directions are kept, and from which one more pass is needed.
+_STEEPEST = 1e11
+_STEEP = (1e7, 1e9)
+# Steps of the power method: the first ones find what is far too large, the others how large it is.
+_POWERS = 12
 # Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
 Movable = tuple[Tensor, Tensor]
 
@@ -70,7 +75,10 @@ class Atoms:
         """How often a projection is done: an ill-conditioned one leaves rounding to take out."""
         lengths = self.factor.square().sum(1)
         left = self.factor.diagonal().square() / lengths
-        return 1 if bool((left > _WELL_CONDITIONED).all()) else 2
+        if bool((left > _WELL_CONDITIONED).all()):
+            return 1
+        size, _ = _inverse_norm(self.factor, lengths)
+        return 2 + sum(size > steep for steep in _STEEP)
 
     def basis(self) -> Tensor:
         """V, (K, p)."""
@@ -152,40 +160,43 @@ class Atoms:
         rest = gram - reach @ reach.T
         kept = self._sturdy(_independent(rest, gram.diagonal()), rest, reach, gram.diagonal())
         new = cholesky(rest[kept][:, kept])
-        old = self.rank
-        factor = new.new_zeros(old + len(kept), old + len(kept))
-        factor[:old, :old] = self.factor
-        factor[old:, :old] = reach[kept]
-        factor[old:, old:] = new
         beyond = solve_triangular(new, rest[kept], upper=False).T
-        return kept, factor, torch.cat([reach, beyond], 1)
+        return kept, self._extended(reach[kept], new), torch.cat([reach, beyond], 1)
 
     def _sturdy(self, kept: Tensor, rest: Tensor, reach: Tensor, lengths: Tensor) -> Tensor:
         """Those of the directions to be kept with which all together stay well-conditioned.
 
         Each may have enough outside of those before it and all the same be as good as a sum of the
-        others: coefficients, and with them rounding, grow as the square root of tr Ĝ⁻¹, Ĝ the Gram
-        matrix of all directions at length one. Adding some with Schur complement S to older ones
-        with Gram matrix G adds tr S⁻¹ (D'² + Xᵀ D² X), X = G⁻¹ Cᵀ and D, D' the lengths.
+        others. Coefficients, and with them rounding, grow as the square root of ‖Ĝ⁻¹‖, Ĝ the Gram
+        matrix of all directions at length one.
 
         Arguments:
             kept: indices of new directions, increasing.
-            rest: S of all new ones, (k, k).
+            rest: what earlier directions leave of the new ones' Gram matrix, (k, k).
             reach: C L⁻ᵀ, (k, K).
             lengths: squared, of the new ones, (k,).
         """
         old = self.factor.square().sum(1)
-        across = solve_triangular(self.factor.mT, reach.mT, upper=True)  # X
-        costs = lengths.diag() + across.mT @ (old.unsqueeze(1) * across)
-        before = float(self._gram_inverse.diagonal() @ old) if self.rank else 0.0
-        most = max(1 / _DEPENDENT, 2 * before)
+        most = _STEEPEST
         while len(kept):
-            inverse = torch.cholesky_inverse(cholesky(rest[kept][:, kept]))
-            if before + float((inverse * costs[kept][:, kept]).sum()) <= most:
+            factor = self._extended(reach[kept], cholesky(rest[kept][:, kept]))
+            size, direction = _inverse_norm(factor, torch.cat([old, lengths[kept]]))
+            if size > most and self.rank:  # not that of the old ones alone, as far as one can tell
+                most = max(most, 1.05 * _inverse_norm(self.factor, old)[0])
+            if size <= most:
                 break
-            worst = int((inverse.diagonal() * lengths[kept]).argmax())
+            worst = int(direction[self.rank :].abs().argmax())
             kept = torch.cat([kept[:worst], kept[worst + 1 :]])
         return kept
+
+    def _extended(self, reach: Tensor, new: Tensor) -> Tensor:
+        """The larger L, of the blocks L, C L⁻ᵀ (k, K) and the new directions' own (k, k)."""
+        old = self.rank
+        factor = new.new_zeros(old + len(new), old + len(new))
+        factor[:old, :old] = self.factor
+        factor[old:, :old] = reach
+        factor[old:, old:] = new
+        return factor
 
     def _moments(self, inside: Tensor, total: float) -> Tensor:
         """With one more task, its directions (k, K) in the basis V, its variance `total`."""
@@ -236,6 +247,27 @@ def _independent(rest: Tensor, lengths: Tensor) -> Tensor:
     left[rank:] = 0.0
     chosen = order[left > _DEPENDENT].astype(np.int64) - 1
     return torch.from_numpy(np.sort(chosen))
+
+
+def _inverse_norm(factor: Tensor, lengths: Tensor) -> tuple[float, Tensor]:
+    """‖Ĝ⁻¹‖ of Ĝ = D⁻¹ L Lᵀ D⁻¹, and the unit vector (K,) where it is reached.
+
+    By the power method, to a few percent: a bound from the trace would be too high where many
+    directions are a little dependent.
+
+    Arguments:
+        factor: L, (K, K), lower triangular.
+        lengths: the squares of D, (K,).
+    """
+    scale = lengths.sqrt().unsqueeze(1)
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(len(factor), 1, generator=generator, dtype=torch.float64).to(factor)
+    for _ in range(_POWERS):
+        vector = vector / vector.norm()
+        half = solve_triangular(factor, scale * vector, upper=False)
+        vector = scale * solve_triangular(factor.mT, half, upper=True)
+    size = vector.norm()
+    return float(size), (vector / size)[:, 0]
 
 
 def _best(vectors: Tensor, moments: Tensor, limit: int) -> Tensor:
