@@ -179,7 +179,10 @@ class Atoms:
         old = self.factor.square().sum(1)
         most = _STEEPEST
         while len(kept):
-            factor = self._extended(reach[kept], cholesky(rest[kept][:, kept]))
+            new = cholesky(rest[kept][:, kept])
+            if bool((new.diagonal().square() > _WELL_CONDITIONED * lengths[kept]).all()):
+                break  # as nearly always
+            factor = self._extended(reach[kept], new)
             size, direction = _inverse_norm(factor, torch.cat([old, lengths[kept]]))
             if size > most and self.rank:  # not that of the old ones alone, as far as one can tell
                 most = max(most, 1.05 * _inverse_norm(self.factor, old)[0])
