@@ -5,27 +5,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self, final
 
-import numpy as np
 import torch
-from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
 from forgetless.linalg import float64
 from forgetless.subspace.base import refuse_infinite
+from forgetless.subspace.selection import best_rows, independent, inverse_norm
 from forgetless.tangent import TangentFeatures, held, joined, nothing_held
 
-# What is left of a direction's squared length when it is dropped as dependent on the others.
-# Coefficients grow as the inverse of that: with less, their rounding costs more than it helps.
-_DEPENDENT = 1e-9
 # Least share of a direction's squared length outside of the earlier ones for which rounding in
 # one pass leaves no more than in two.
 _WELL_CONDITIONED = 1e-3
 # ‖Ĝ⁻¹‖, see `_sturdy`, up to which directions are kept, and from which one more pass is needed.
 _STEEPEST = 1e11
 _STEEP = (1e7, 1e9)
-# Steps of the power method: the first ones find what is far too large, the others how large it is.
-_POWERS = 12
 # Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
 Movable = tuple[Tensor, Tensor]
 
@@ -77,7 +71,7 @@ class Atoms:
         left = self.factor.diagonal().square() / lengths
         if bool((left > _WELL_CONDITIONED).all()):
             return 1
-        size, _ = _inverse_norm(self.factor, lengths)
+        size, _ = inverse_norm(self.factor, lengths)
         return 2 + sum(size > steep for steep in _STEEP)
 
     def basis(self) -> Tensor:
@@ -158,7 +152,7 @@ class Atoms:
         cross = _weighted(cross, weights, self.weights)  # C
         reach = solve_triangular(self.factor, cross.T, upper=False).T  # C L⁻ᵀ
         rest = gram - reach @ reach.T
-        kept = self._sturdy(_independent(rest, gram.diagonal()), rest, reach, gram.diagonal())
+        kept = self._sturdy(independent(rest, gram.diagonal()), rest, reach, gram.diagonal())
         new = cholesky(rest[kept][:, kept])
         beyond = solve_triangular(new, rest[kept], upper=False).T
         return kept, self._extended(reach[kept], new), torch.cat([reach, beyond], 1)
@@ -183,9 +177,9 @@ class Atoms:
             if bool((new.diagonal().square() > _WELL_CONDITIONED * lengths[kept]).all()):
                 break  # as nearly always
             factor = self._extended(reach[kept], new)
-            size, direction = _inverse_norm(factor, torch.cat([old, lengths[kept]]))
+            size, direction = inverse_norm(factor, torch.cat([old, lengths[kept]]))
             if size > most and self.rank:  # not that of the old ones alone, as far as one can tell
-                most = max(most, 1.05 * _inverse_norm(self.factor, old)[0])
+                most = max(most, 1.05 * inverse_norm(self.factor, old)[0])
             if size <= most:
                 break
             worst = int(direction[self.rank :].abs().argmax())
@@ -220,7 +214,7 @@ class Atoms:
             return replace(
                 self, weights=mixed, factor=torch.eye(limit).to(mixed), moments=values.diag()
             )
-        kept = _best(self.factor, self.moments, limit)
+        kept = best_rows(self.factor, self.moments, limit)
         some = self.factor[kept]  # the samples in the basis V
         factor = cholesky(some @ some.T).contiguous()  # rounds as after a file
         turned = solve_triangular(factor, some, upper=False)  # V' Vᵀ
@@ -232,72 +226,3 @@ def _weighted(gram: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor
     """Gram matrix W K W'ᵀ, None for the identity."""
     gram = gram if left is None else left @ gram
     return gram if right is None else gram @ right.T
-
-
-def _independent(rest: Tensor, lengths: Tensor) -> Tensor:
-    """Indices of the directions that add more than rounding, by Cholesky with pivots.
-
-    Arguments:
-        rest: (k, k), the Gram matrix without the part that earlier directions explain.
-        lengths: (k,), the squared lengths with it.
-    """
-    if len(rest) == 0:
-        return torch.arange(0)
-    scale = lengths.clamp_min(torch.finfo(lengths.dtype).tiny).rsqrt()
-    unit = scale.unsqueeze(1) * rest * scale
-    factor, order, rank, _ = dpstrf(unit.cpu().numpy(), tol=0.0, lower=1)
-    left = np.square(np.diag(factor))
-    left[rank:] = 0.0
-    chosen = order[left > _DEPENDENT].astype(np.int64) - 1
-    return torch.from_numpy(np.sort(chosen))
-
-
-def _inverse_norm(factor: Tensor, lengths: Tensor) -> tuple[float, Tensor]:
-    """‖Ĝ⁻¹‖ of Ĝ = D⁻¹ L Lᵀ D⁻¹, and the unit vector (K,) where it is reached.
-
-    By the power method, to a few percent: a bound from the trace would be too high where many
-    directions are a little dependent.
-
-    Arguments:
-        factor: L, (K, K), lower triangular.
-        lengths: the squares of D, (K,).
-    """
-    scale = lengths.sqrt().unsqueeze(1)
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(len(factor), 1, generator=generator, dtype=torch.float64).to(factor)
-    for _ in range(_POWERS):
-        vector = vector / vector.norm()
-        half = solve_triangular(factor, scale * vector, upper=False)
-        vector = scale * solve_triangular(factor.mT, half, upper=True)
-    size = vector.norm()
-    return float(size), (vector / size)[:, 0]
-
-
-def _best(vectors: Tensor, moments: Tensor, limit: int) -> Tensor:
-    """The rows whose span explains most: greedily the row r with the largest gain r M rᵀ / ‖r‖².
-
-    Arguments:
-        vectors: (n, K).
-        moments: M, (K, K): what is to be explained is tr M.
-
-    Returns:
-        indices, increasing; at most `limit`.
-    """
-    rest, m = vectors.cpu().numpy().copy(), moments.cpu().numpy()
-    seen = rest @ m
-    lengths = np.square(rest).sum(1)
-    least = _DEPENDENT * lengths
-    chosen: list[int] = []
-    while len(chosen) < limit:
-        left = np.square(rest).sum(1)
-        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, 1e-300), -1.0)
-        gains[chosen] = -1.0
-        best = int(gains.argmax())
-        if gains[best] < 0:
-            break
-        chosen.append(best)
-        direction = rest[best] / np.sqrt(left[best])
-        along = rest @ direction
-        rest -= np.outer(along, direction)
-        seen -= np.outer(along, direction @ m)
-    return torch.from_numpy(np.sort(np.array(chosen, dtype=np.int64)))
