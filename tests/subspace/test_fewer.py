@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forgetless import ConfigError, Storage
 from forgetless.models import MLP
 from forgetless.subspace import empty_subspace
-from forgetless.subspace.atoms import _best
+from forgetless.subspace.selection import best_rows
 from forgetless.tangent import tangent_features
 
 from ..tangent.reference import built, by_loop, integers, random
@@ -106,14 +106,14 @@ def test_samples_are_chosen_greedily_by_what_they_add(seed):
     for _ in range(3):
         gains = {i: explained([*chosen, i]) for i in range(7) if i not in chosen}
         chosen.append(max(gains, key=gains.__getitem__))
-        assert _best(vectors, moments, len(chosen)).tolist() == sorted(chosen)
+        assert best_rows(vectors, moments, len(chosen)).tolist() == sorted(chosen)
     best = max(explained(c) for c in itertools.combinations(range(7), 3))
     assert explained(chosen) >= 0.6 * best
 
 
 def test_more_samples_than_dimensions_are_asked_for():
     vectors = random(6, 3)
-    assert len(_best(vectors, torch.eye(3).double(), 5)) == 3
+    assert len(best_rows(vectors, torch.eye(3).double(), 5)) == 3
 
 
 @pytest.mark.parametrize(
