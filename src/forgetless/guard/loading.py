@@ -113,7 +113,7 @@ def _is_collated(loader: Any) -> bool:
     tensors = isinstance(loader, list) and all(isinstance(p, Tensor) and p.dim() for p in loader)
     if not tensors or len(loader) < 2 or len({len(part) for part in loader}) > 1:
         return False
-    if len({(part.shape[1:], part.dtype) for part in loader}) > 1:
+    if len({(part.dim(), part.dtype) for part in loader}) > 1:
         return True
     if len(loader) == 2:
         raise ConfigError(
