@@ -61,12 +61,17 @@ class Run:
         return f"{self.config.scenario}-{self.config.method}-{digest}"
 
     @property
+    def samples(self) -> int:
+        """Training samples of a task; where their number is not limited, as CIFAR-100 has them."""
+        c = self.config
+        classes = c.classes_per_task if c.scenario.startswith("split") else 10
+        return (c.train_per_class or 500) * classes
+
+    @property
     def effort(self) -> float:
         """Roughly how much work it is, in steps of plain SGD, for an estimate of the time left."""
         c = self.config
-        per_class = c.train_per_class or 500
-        classes = c.classes_per_task if c.scenario.startswith("split") else 10
-        steps = c.tasks * c.epochs * max(1, per_class * classes // c.batch_size)
+        steps = c.tasks * c.epochs * max(1, self.samples // c.batch_size)
         return steps * _effort_of_a_step(c)
 
 

@@ -76,12 +76,12 @@ def growth(data: Data, benchmark: str) -> tuple[float, float]:
     For the size that the experiments use. Of fewer than three tasks R² says nothing: NaN.
     """
     curve = np.mean(list(data[benchmark].values())[-1]["since start"], 0)
-    tasks = np.arange(len(curve))
+    tasks, share = np.arange(len(curve)), 1 / later_growth(data[benchmark], -1)
     if len(curve) < 3:
-        return float(curve[0] / curve[-1]), nan
+        return share, nan
     rest = curve - np.polyval(np.polyfit(tasks, curve, 1), tasks)
     linear = 1 - float(rest @ rest) / float(np.sum((curve - curve.mean()) ** 2) or 1)
-    return float(curve[0] / curve[-1]), linear
+    return share, linear
 
 
 def later_growth(sizes: Data, which: int) -> float:

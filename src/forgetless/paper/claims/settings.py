@@ -14,11 +14,11 @@ from forgetless.paper.claims.base import (
 from forgetless.paper.numbers import allowance, mean, same_device, std
 from forgetless.paper.pictures import NAMES
 from forgetless.paper.printed import TABLE1
+from forgetless.paper.run import Run
 from forgetless.paper.scale import FULL
 
 CLAIMS = Claims()
 _MNIST = ("permuted", "rotated", "split")
-_OF_A_CLASS = 500  # training images that CIFAR-100 has
 
 
 @CLAIMS.add(
@@ -156,11 +156,7 @@ def _epochs() -> Finding:
     "training samples that a task has",
 )
 def _samples() -> Finding:
-    sizes = {}
-    for benchmark in FULL.benchmarks:
-        config = FULL.config(benchmark, "pca-ogd")
-        classes = config.classes_per_task if config.scenario.startswith("split") else 10
-        sizes[benchmark] = (config.train_per_class or _OF_A_CLASS) * classes
+    sizes = {b: Run(FULL.config(b, "pca-ogd")).samples for b in FULL.benchmarks}
     shown = ", ".join(f"{NAMES[b]} {count:,}" for b, count in sizes.items())
     few = [NAMES[b] for b, count in sizes.items() if count < 3000]
     return either(not few), shown, f"on {' and '.join(few)} at all of a task's, which are fewer"

@@ -5,7 +5,7 @@ import itertools
 from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts.toy import rise
 from forgetless.paper.claims.base import HOLDS, UNDECIDED, Claims, Finding, either
-from forgetless.paper.numbers import listed, mean, standard_error
+from forgetless.paper.numbers import ahead, listed
 
 CLAIMS = Claims()
 _EXACT = 1e-6  # relative error that counts as rounding and the descent's tolerance
@@ -245,8 +245,8 @@ def _flat(theory: Data, toy: Data) -> Finding:
 def _ahead(toy: Data, setting: str) -> bool:
     """Whether OGD's test loss rises less, by two standard errors of the seeds' differences."""
     of = toy[setting]["rise"]
-    gaps = [pca[0] - ogd[0] for pca, ogd in zip(of["pca-ogd"], of["ogd"], strict=True)]
-    return mean(gaps) > 2 * standard_error(gaps)
+    lead, noise = ahead(*([seed[0] for seed in of[m]] for m in ("pca-ogd", "ogd")))
+    return lead > noise
 
 
 @CLAIMS.add(
