@@ -149,6 +149,25 @@ def test_before_training_a_replay_has_the_weights_that_training_starts_from(tiny
     torch.testing.assert_close(replay.learner.network.theta, initial, atol=0, rtol=0)
 
 
+def test_what_is_captured_is_the_share_of_the_features_in_what_was_stored(tiny, workshop):
+    """Against least squares on the dense features; only the weights of task 1 were stored."""
+    run = Run(tiny.config("rotated", "pca-ogd"), weights=True)
+    workshop.train([run])
+    found = np.array(kernel_change.look(workshop, run)["captured"])
+    replay = workshop.replay(run)
+    samples = replay.samples(0, tiny.overlap_samples, "samples of the kernel's change")
+    replay.at(0)
+    replay.remember(0)
+    stored = [rows.double().numpy() for rows in replay.directions()]
+    for task in range(run.config.tasks):
+        replay.at(task)
+        for seed, phi in enumerate(replay.features(samples)):
+            dense = phi.dense().double().numpy()
+            inside = stored[seed].T @ np.linalg.lstsq(stored[seed].T, dense.T, rcond=None)[0]
+            share = np.square(inside).sum() / np.square(dense).sum()
+            assert found[seed, task] == pytest.approx(share, rel=1e-4)
+
+
 def remove_weights(workshop, run):
     for folder in (workshop.runs / run.key).glob("seed-*"):
         shutil.rmtree(folder)
@@ -293,12 +312,19 @@ def test_the_estimated_effort_is_what_runs_took():
 
 def test_a_strength_that_was_searched_is_not_searched_again():
     """The protocols need the runs of a search only as long as they do not know its result."""
-    search = {f"{b} {p}": {"chosen": 30.0} for b, p in strength.variants(SMALL)}
+    tried = {f"{s:g}": [s] for s in SMALL.strengths}
+    search = {f"{b} {p}": tried for b, p in strength.variants(SMALL)}
     before, after = (
         {run.key for run in protocols.parts(SMALL, results)["rotated/corrected/ewc"]}
         for results in ({}, {"ewc-strength": {"data": search}})
     )
-    searches = {run.key for run in strength.parts(SMALL, {})["rotated corrected"]}
+    searches = {
+        run.key
+        for part, runs in strength.parts(SMALL, {}).items()
+        if part.startswith("rotated corrected/")
+        for run in runs
+    }
+    assert len(searches) == len(SMALL.strengths)
     assert searches <= before
     assert searches.isdisjoint(after)
     assert len(after - before) == 1  # with the strength that was chosen

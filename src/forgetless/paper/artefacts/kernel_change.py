@@ -5,15 +5,17 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
-from forgetless.paper.numbers import mean, table
+from forgetless.paper.numbers import mean, shown, table
 from forgetless.paper.pictures import NAMES, Pictures, panels
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Workshop
+from forgetless.tangent import TangentFeatures
 from forgetless.theory import kernel_change
 
 NAME = "kernel-change"
@@ -43,20 +45,36 @@ def _less(benchmark: str) -> str:
 
 
 def look(workshop: Workshop, run: Run) -> dict[str, Any]:
-    """‖K_t − K_0‖ / ‖K_0‖ on samples of task 1 after every task, (S, T), and of each task alone."""
+    """What becomes of the kernel on samples of task 1, after every task, (S, T) each.
+
+    "since start" is ‖K_t − K_0‖ / ‖K_0‖, "in task" ‖K_t − K_{t−1}‖ / ‖K_{t−1}‖ and "captured" the
+    share ‖φ_t Vᵀ‖² / ‖φ_t‖² of the features at that time in the directions V (K, p) that were
+    stored of task 1 when it ended.
+    """
     replay = workshop.replay(run)
     samples = replay.samples(0, workshop.scale.overlap_samples, "samples of the kernel's change")
     first = [phi.gram() for phi in replay.features(samples)]
-    before, since_start, in_task = first, [], []
+    before = first
+    stored: list[Tensor] = []
+    found: dict[str, list[list[float]]] = {"since start": [], "in task": [], "captured": []}
     for task in range(run.config.tasks):
         replay.at(task)
-        now = [phi.gram() for phi in replay.features(samples)]
-        pairs = zip(first, before, now, strict=True)
-        changes = [(kernel_change(a, c), kernel_change(b, c)) for a, b, c in pairs]
-        since_start.append([of[0] for of in changes])
-        in_task.append([of[1] for of in changes])
+        if task == 0:
+            replay.remember(task)
+            stored = [rows for rows in replay.directions() if rows is not None]
+        features = replay.features(samples)
+        now = [phi.gram() for phi in features]
+        found["since start"].append(list(map(kernel_change, first, now)))
+        found["in task"].append(list(map(kernel_change, before, now)))
+        found["captured"].append(list(map(_captured, features, stored)))
         before = now
-    return {"since start": np.transpose(since_start), "in task": np.transpose(in_task)}
+    return {name: np.transpose(curve) for name, curve in found.items()}
+
+
+def _captured(phi: TangentFeatures, rows: Tensor) -> float:
+    """The share of the features (n, p) in the span of orthonormal rows (K, p)."""
+    inside = phi @ rows.to(phi.like).T
+    return float(inside.square().sum() / phi.squared_sum().sum())
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
@@ -90,8 +108,17 @@ def later_growth(sizes: Data, which: int) -> float:
     return float(curve[-1] / curve[0])
 
 
+def captured(sizes: Data) -> tuple[list[float], list[float]]:
+    """Task 1's features in what was stored of it, after task 1 and at the end, seed by seed.
+
+    For the size that the experiments use.
+    """
+    first, *_, last = np.transpose(list(sizes.values())[-1]["captured"])
+    return list(first), list(last)
+
+
 def show(data: Data, pictures: Pictures) -> list[str]:
-    """Change after the first, a middle and the last task."""
+    """Change after the first, a middle and the last task; and what became of what was stored."""
     rows = []
     for benchmark, sizes in data.items():
         for size, of in sizes.items():
@@ -107,8 +134,16 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         "at the end",
         "in the last task alone",
     ]
+    outdated = [
+        [NAMES[benchmark], *(shown(100 * np.array(of)) for of in captured(sizes))]
+        for benchmark, sizes in data.items()
+    ]
     return [
         *table(headings, rows),
+        *table(
+            ["task 1's features in its stored directions, %", "after task 1", "at the end"],
+            outdated,
+        ),
         pictures.add("kernel-change", "Change of the tangent kernel", lambda: _figure(data)),
         "",
         "*Change of the tangent kernel of PCA-OGD's network on samples of task 1 since "

@@ -3,7 +3,7 @@
 from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.numbers import accuracies, mean, table
+from forgetless.paper.numbers import DIVERGED, UNMEASURED, accuracies, mean, table
 from forgetless.paper.pictures import Pictures, titled
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Protocol, Scale
@@ -29,35 +29,52 @@ def _run(scale: Scale, benchmark: str, protocol: Protocol, strength: float) -> R
     return Run(config)
 
 
+def _search(benchmark: str, protocol: Protocol) -> str:
+    return f"{benchmark} {protocol}"
+
+
+def _tries(scale: Scale) -> dict[str, tuple[str, str, Run]]:
+    """Search, strength and run of every try, by the name of its part."""
+    return {
+        f"{_search(b, p)}/{s:g}": (_search(b, p), f"{s:g}", _run(scale, b, p, s))
+        for b, p in variants(scale)
+        for s in scale.strengths
+    }
+
+
 def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """Every strength for every variant."""
-    return {f"{b} {p}": [_run(scale, b, p, s) for s in scale.strengths] for b, p in variants(scale)}
+    return {part: [run] for part, (_, _, run) in _tries(scale).items()}
 
 
 def measure(workshop: Workshop) -> dict[str, Any]:
-    """A_T on the held-out images of every strength, None where training diverged."""
+    """A_T on the held-out images: search → strength, None where training diverged."""
     data: dict[str, Any] = {}
-    strengths, searched = workshop.scale.strengths, parts(workshop.scale, workshop.results)
-    for part in workshop.measurable(searched):
-        tried = {}
-        for strength, run in zip(strengths, searched[part], strict=True):
-            of = accuracies(workshop.trace(run))
-            tried[f"{strength:g}"] = None if "diverged" in of else list(of["average"])
-        best = max((s for s in tried if tried[s]), key=lambda s: mean(tried[s]), default=None)
-        data[part] = {"tried": tried, "chosen": best and float(best)}
+    tries = _tries(workshop.scale)
+    for part in workshop.measurable(tries):
+        search, strength, run = tries[part]
+        of = accuracies(workshop.trace(run))
+        found = None if DIVERGED in of else list(of["average"])
+        data.setdefault(search, {})[strength] = found
     return data
 
 
+def best(tried: Data) -> float | None:
+    """The strength with the highest A_T of one search, None if all diverged."""
+    strengths = [strength for strength, found in tried.items() if found]
+    return float(max(strengths, key=lambda s: mean(tried[s]))) if strengths else None
+
+
 def chosen(results: Results, benchmark: str, protocol: Protocol) -> float | None:
-    """The strength that the search chose, None if it has not been built or all diverged."""
-    value = _searches(results).get(f"{benchmark} {protocol}", {}).get("chosen")
-    return None if value is None else float(value)
+    """The strength that a search chose, None if it has not been built or all diverged."""
+    return best(_searches(results).get(_search(benchmark, protocol), {}))
 
 
 def unsearched(scale: Scale, results: Results, benchmark: str, protocol: Protocol) -> list[Run]:
     """The runs that a search still needs; none if it was built."""
-    part = f"{benchmark} {protocol}"
-    return [] if part in _searches(results) else parts(scale, results).get(part, [])
+    tried = _searches(results).get(_search(benchmark, protocol), {})
+    grid = [strength for strength in scale.strengths if f"{strength:g}" not in tried]
+    return [_run(scale, benchmark, protocol, strength) for strength in grid]
 
 
 def _searches(results: Results) -> Data:
@@ -67,17 +84,13 @@ def _searches(results: Results) -> Data:
 
 def show(data: Data, pictures: Pictures) -> list[str]:
     """A_T on held-out images for every strength."""
-    strengths = list(next(iter(data.values()))["tried"])
-    seeds = max((len(a) for of in data.values() for a in of["tried"].values() if a), default=0)
+    strengths = sorted({strength for tried in data.values() for strength in tried}, key=float)
+    seeds = max((len(a) for tried in data.values() for a in tried.values() if a), default=0)
     limits = {float(strengths[0]), float(strengths[-1])}
-    ends = ", ".join(titled(variant) for variant, of in data.items() if of["chosen"] in limits)
+    ends = ", ".join(titled(search) for search, tried in data.items() if best(tried) in limits)
     rows = [
-        [
-            titled(variant),
-            *(f"{mean(a):.1f}" if a else "diverged" for a in of["tried"].values()),
-            f"{of['chosen']:g}" if of["chosen"] else "none",
-        ]
-        for variant, of in data.items()
+        [titled(search), *(_cell(tried, s) for s in strengths), _choice(tried)]
+        for search, tried in data.items()
     ]
     return [
         *table(["A_T on held-out images", *strengths, "chosen"], rows),
@@ -87,6 +100,17 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         + (f" At the end of the grid, so that others may be better: {ends}." if ends else ""),
         "",
     ]
+
+
+def _choice(tried: Data) -> str:
+    strength = best(tried)
+    return "none" if strength is None else f"{strength:g}"
+
+
+def _cell(tried: Data, strength: str) -> str:
+    if strength not in tried:
+        return UNMEASURED
+    return f"{mean(tried[strength]):.1f}" if tried[strength] else "diverged"
 
 
 ARTEFACT = Artefact(

@@ -1,7 +1,7 @@
 """Claims about settings, cost and the methods that Table 1 leaves out."""
 
 from forgetless.paper.artefact import Data
-from forgetless.paper.artefacts import methods_summary, table1
+from forgetless.paper.artefacts import methods_summary, strength, table1
 from forgetless.paper.claims.base import (
     FAILS,
     HOLDS,
@@ -29,7 +29,7 @@ _MNIST = ("permuted", "rotated", "split")
     f"table1: {', '.join(f'{b} ewc' for b in _MNIST)}",
 )
 def _strength(search: Data, table: Data) -> Finding:
-    chosen = {b: search[f"{b} corrected"]["chosen"] for b in _MNIST}
+    chosen = {b: strength.best(search[f"{b} corrected"]) for b in _MNIST}
     measured = ", ".join(
         f"{NAMES[b]} {'none' if value is None else format(value, 'g')}"
         for b, value in chosen.items()
