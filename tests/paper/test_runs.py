@@ -328,3 +328,11 @@ def test_a_strength_that_was_searched_is_not_searched_again():
     assert searches <= before
     assert searches.isdisjoint(after)
     assert len(after - before) == 1  # with the strength that was chosen
+    assert len(protocols.parts(SMALL, {})["rotated/released/ewc"]) == 1  # that searches nothing
+
+
+def test_a_search_of_which_all_diverged_is_over():
+    """Then there is no strength to choose, and nothing is searched again."""
+    search = {"rotated corrected": dict.fromkeys(map("{:g}".format, SMALL.strengths))}
+    results = {"ewc-strength": {"data": search}}
+    assert protocols.parts(SMALL, results)["rotated/corrected/ewc"] == []

@@ -71,10 +71,11 @@ def chosen(results: Results, benchmark: str, protocol: Protocol) -> float | None
 
 
 def unsearched(scale: Scale, results: Results, benchmark: str, protocol: Protocol) -> list[Run]:
-    """The runs that a search still needs; none if it was built."""
-    tried = _searches(results).get(_search(benchmark, protocol), {})
-    grid = [strength for strength in scale.strengths if f"{strength:g}" not in tried]
-    return [_run(scale, benchmark, protocol, strength) for strength in grid]
+    """The runs that a protocol's search still needs; none if there is one or it takes none."""
+    is_searched = (benchmark, protocol) in variants(scale)
+    if not is_searched or _search(benchmark, protocol) in _searches(results):
+        return []
+    return [_run(scale, benchmark, protocol, strength) for strength in scale.strengths]
 
 
 def _searches(results: Results) -> Data:
