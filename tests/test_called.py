@@ -10,8 +10,9 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.checkpoint import checkpoint
 
 import forgetless
-from forgetless import AGEM, OGD, SGD, Training, fit
+from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, Joint, Training, fit
 from forgetless.called import called
+from forgetless.theory import model_drift
 from tests.conftest import blobs
 
 REENTRANT = [None, False, True]  # None: nothing is checkpointed
@@ -107,3 +108,65 @@ def test_elsewhere_checkpoints_are_as_they_were():
     assert len(runs) == 3
     model(x).sum().backward()
     assert len(runs) == 5
+
+
+def twice(dtype=torch.float32):
+    """A network with one layer under two names."""
+    torch.manual_seed(0)
+    block = nn.Linear(6, 6)
+    return nn.Sequential(block, nn.Tanh(), block, nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+
+
+def samples(count=30):
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(count, 6, generator=generator),
+        torch.randint(0, 3, (count,), generator=generator),
+    )
+
+
+def test_a_value_holds_under_every_name_unless_that_is_named_too():
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    zero, x = torch.zeros(3, 3), torch.randn(2, 3)
+    one, two = (layer.bias for layer in tied)
+    torch.testing.assert_close(called(tied, {"0.weight": zero}, (x,)), two.expand(2, 3))
+    torch.testing.assert_close(called(tied, {"1.weight": zero}, (x,)), two.expand(2, 3))
+    apart = called(tied, {"0.weight": zero, "1.weight": torch.eye(3)}, (x,))
+    torch.testing.assert_close(apart, (one + two).expand(2, 3))
+
+
+@pytest.mark.parametrize("method", [OGD(20), PCAOGD(5, 30), EWC(), AGEM(20), GEM(20), Joint()])
+def test_a_layer_under_two_names_stays_the_models_own(method):
+    """And so goes on being trained."""
+    model, (x, y) = twice(), samples()
+    before = list(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = forgetless.Guard(model, optimizer, method)
+    guard.end_task((x, y))
+    for now, then in zip(model.parameters(), before, strict=True):
+        assert now is then
+    values = [p.detach().clone() for p in before]
+    for _ in range(2):
+        optimizer.zero_grad()
+        cross_entropy(model(x + 1), (y + 1) % 3).backward()
+        optimizer.step()
+    assert all(not torch.equal(a, b) for a, b in zip(values, before, strict=True))
+    guard.end_task((x + 1, y))
+    assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_features_and_forecast_of_a_layer_under_two_names():
+    model, (x, y) = twice(torch.float64), samples()
+    phi = forgetless.tangent_features(model, x.double(), y).dense()
+    for row, output in zip(phi, model(x.double()).gather(1, y[:, None]), strict=True):
+        expected = torch.autograd.grad(output.sum(), list(model.parameters()), retain_graph=True)
+        torch.testing.assert_close(row, parameters_to_vector(expected))
+    found = forgetless.forecast(model, (x.double(), y), (x.double() + 1, y), lr=0.1, components=3)
+    assert found.protected[0].components == 3
+    state = {name: value + 0.1 for name, value in model.state_dict().items()}
+    other = twice(torch.float64)
+    other.load_state_dict(state)
+    moved = model_drift(model, model.state_dict(), state, x.double(), y)
+    difference = (other(x.double()) - model(x.double())).gather(1, y[:, None])
+    torch.testing.assert_close(moved.abs(), difference[:, 0].abs())

@@ -8,6 +8,7 @@ parts run as if they were not checkpointed.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from threading import Lock
 from typing import Any, final
 
@@ -24,13 +25,41 @@ def called(
     values: Mapping[str, Tensor],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    tie_weights: bool = True,
 ) -> Any:
-    """What the module returns with these parameters and buffers, by name, in place of its own."""
+    """What the module returns with these parameters and buffers, by name, in place of its own.
+
+    A value holds wherever the named tensor is used, under whatever name, unless that is named too.
+    """
     with _PLAINLY():
-        given = dict(kwargs or {})
-        return functional_call(module, dict(values), args, given, tie_weights=tie_weights)
+        placed = _placed(module, values)
+        return functional_call(module, placed, args, dict(kwargs or {}), tie_weights=False)
+
+
+def _placed(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values by one name for each place that holds a tensor of the module.
+
+    A layer that is registered twice has two names for one place. `functional_call` swaps both and
+    gives the place its own tensor back only once, so that a value stays in it.
+    """
+    names: dict[tuple[int, str], str] = {}
+    held: dict[tuple[int, str], int] = {}
+    named: dict[tuple[int, str], Tensor] = {}
+    shared: dict[int, Tensor] = {}
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for own, tensor in chain(owner._parameters.items(), owner._buffers.items()):
+            if tensor is None:
+                continue
+            name, place = f"{prefix}.{own}" if prefix else own, (id(owner), own)
+            names.setdefault(place, name)
+            held[place] = id(tensor)
+            if name in values:
+                named.setdefault(place, values[name])
+                shared.setdefault(id(tensor), values[name])
+    return {
+        name: named[place] if place in named else shared[held[place]]
+        for place, name in names.items()
+        if held[place] in shared
+    }
 
 
 @final

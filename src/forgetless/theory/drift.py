@@ -96,8 +96,5 @@ def model_drift(
 
 
 def _outputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, chunk: int) -> Tensor:
-    # A state_dict names tied weights twice, so there is nothing to tie.
     with torch.no_grad():
-        return torch.cat(
-            [called(model, state, (some,), tie_weights=False) for some in x.split(chunk)]
-        )
+        return torch.cat([called(model, state, (some,)) for some in x.split(chunk)])
