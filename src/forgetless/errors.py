@@ -13,6 +13,10 @@ class DataError(ForgetlessError, ValueError):
     """A dataset that is missing, damaged, tampered with, or not what it claims to be."""
 
 
+class NoSamplesError(DataError):
+    """A loader that gives nothing."""
+
+
 class TraceError(ForgetlessError, ValueError):
     """A run's folder that cannot be read or must not be written over."""
 

@@ -161,13 +161,12 @@ def test_sequences_of_different_lengths_stay_within_the_budget():
     ).float()
     optimizer = optim.SGD(model.parameters())
     batches = [(integers(net.V, 6, n, seed=n), integers(net.V, 6, seed=n)) for n in (1, 1, 1, 30)]
-    whole = Guard(model, optimizer, OGD(), storage="factored", project="gradient")
-    whole.end_task(batches)
+    with Guard(model, optimizer, OGD(), storage="factored") as whole:
+        whole.end_task(batches)
     for share in (0.9, 0.5, 0.2):
         budget = int(share * whole.memory_report().bytes)
-        guard = Guard(
-            model, optimizer, OGD(), storage="factored", memory=budget, project="gradient"
-        )
+        guard = Guard(model, optimizer, OGD(), storage="factored", memory=budget)
+        guard.remove()
         with pytest.warns(UserWarning, match="directions kept"):
             guard.end_task(batches)
         report = guard.memory_report()

@@ -13,7 +13,7 @@ import forgetless.guard.guard as module_under_test
 from forgetless import AGEM, EWC, OGD, PCAOGD, SGD, ConfigError, Guard, Joint
 from tests.methods.test_all_methods import TABLE
 
-from .problems import exact_basis, flat, guarded, mlp, task, train, wander
+from .problems import CLASSES, exact_basis, flat, guarded, mlp, task, train, wander
 
 METHODS = {name: m for name, m in TABLE.items() if name != "a-gem, released"}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -121,9 +121,11 @@ def test_two_guards_on_one_optimizer():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     first = Guard(model, optimizer, OGD(1000), params="0")
-    with pytest.raises(ConfigError, match=r"another guard projects .* of 0\.weight already"):
-        Guard(model, optimizer, PCAOGD())
+    for project in ("update", "gradient"):
+        with pytest.raises(ConfigError, match=r"another guard projects .* of 0\.weight already"):
+            Guard(model, optimizer, PCAOGD(), project=project)
     assert hooks(optimizer) == 2
+    Guard(model, optimizer, EWC()).remove()  # it adds to the gradient
     second = Guard(model, optimizer, OGD(1000), params="2")
     for guard in (first, second):
         guard.end_task(task(0))
@@ -169,7 +171,7 @@ def test_a_task_that_ends_half_way_changes_nothing(method, error):
         train(model, optimizer, task(1), steps=2)
         if broken:
             before, stats = guard.state_dict(), guard.stats()
-            for attempt in (guard.end_task, lambda loader: guard.refresh(task(0), loader)):  # noqa: B023
+            for attempt in (guard.end_task, guard.refresh):
                 with pytest.raises(type(error)):
                     attempt(Breaks(error))
             after = guard.state_dict()
@@ -274,3 +276,58 @@ def test_global_random_numbers_are_left_alone():
     train(model, optimizer, task(1))
     guard.state_dict()
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_what_is_trained_only_later_is_warned_of():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    all_of_it, chosen = (
+        Guard(model, optim.SGD(model.parameters(), lr=0.1), OGD(5), params=params)
+        for params in (None, lambda name: True)
+    )
+    without = Guard(model, optimizer, OGD(5), exclude=["2"])
+    model.append(nn.Linear(CLASSES, CLASSES))
+    for guard in (all_of_it, chosen, without):
+        guard.attach(optim.SGD(model.parameters(), lr=0.1))
+    for guard in (all_of_it, without):
+        with pytest.warns(UserWarning, match=r"3\.weight is trained now .* is not protected"):
+            guard.end_task(task(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen.end_task(task(0))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_guard_is_not_copied(copied):
+    """For the copy would guard nothing."""
+    _, _, guard = guarded()
+    with pytest.raises(ConfigError, match=r"cannot be copied or pickled.* state_dict"):
+        copied(guard)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+@pytest.mark.parametrize("project", ["update", "gradient"])
+@pytest.mark.parametrize("what", ["step", "loop"])
+def test_a_compiled_training_step(what, project):
+    found = []
+    for compiled in (False, True):
+        model = mlp()
+        optimizer = optim.Adam(model.parameters(), lr=0.01)
+        guard = Guard(model, optimizer, OGD(20), project=project)
+        guard.end_task(task(0))
+        x, y = task(1)
+
+        def step(model=model, optimizer=optimizer, x=x, y=y):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        if compiled and what == "step":
+            optimizer.step = torch.compile(optimizer.step, backend="eager")
+        elif compiled:
+            step = torch.compile(step, backend="eager")
+        for _ in range(3):
+            step()
+        assert guard.stats().steps == 3
+        found.append(flat(model))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)

@@ -66,10 +66,9 @@ def test_the_report_of_dense_rows():
 
 def test_factored_samples_are_fifty_times_smaller():
     model = seeded(lambda: MLP(784, 100, 10))
-    optimizer = optim.SGD(model.parameters())
     data = torch.randn(20, 784), torch.arange(20) % 10
     dense, factored = (
-        Guard(model, optimizer, OGD(20), storage=kind, project="gradient")
+        Guard(model, optim.SGD(model.parameters()), OGD(20), storage=kind)
         for kind in ("dense", "factored")
     )
     for guard in (dense, factored):
@@ -170,5 +169,7 @@ def test_refreshed_directions_are_those_of_the_present_weights(storage):
     wander(model, optimizer, 0)
     delta = flat(model) - before
     assert float((basis @ delta).norm() / delta.norm()) < 1e-5
-    with pytest.raises(ConfigError, match="refresh's loaders must be one for each earlier task"):
-        guard.refresh()
+    for few in ((), (task(0),)):
+        message = "refresh's loaders must be 2, one for each earlier task"
+        with pytest.raises(ConfigError, match=message):
+            guard.refresh(*few)

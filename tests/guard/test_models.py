@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn, optim
 
-from forgetless import AGEM, EWC, GEMNT, OGD, PCAOGD, Guard
+from forgetless import AGEM, EWC, GEMNT, OGD, PCAOGD, ConfigError, Guard
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers, random
-from .problems import exact_basis, flat, guarded, mlp, seeded, task, train
+from .problems import CLASSES, INPUTS, exact_basis, flat, guarded, mlp, seeded, task, train
 
 
 def normalised():
@@ -226,3 +226,28 @@ def test_a_second_order_graph_is_not_kept():
     loss.backward(create_graph=False)
     optimizer.step()
     assert all(p.grad.grad_fn is None for p in model.parameters())
+
+
+class Centred(nn.Module):
+    """Its samples are compared with each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(INPUTS, 20), nn.Linear(20, CLASSES)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(torch.tanh(h - h.mean(0)))
+
+
+def unaccounted():
+    norm = nn.BatchNorm1d(9, track_running_stats=False)
+    return nn.Sequential(nn.Linear(INPUTS, 9), norm, nn.Linear(9, CLASSES))
+
+
+@pytest.mark.parametrize("make", [Centred, unaccounted])
+def test_a_model_whose_samples_interact_is_refused(make):
+    model = make()
+    guard = Guard(model, optim.SGD(model.parameters()), OGD(10))
+    with pytest.raises(ConfigError, match="outputs depend on the other samples of a batch"):
+        guard.end_task(task(0))

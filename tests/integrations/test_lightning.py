@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard
+from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard, tangent_features
 from forgetless.integrations.keeper import GuardOptions
 from forgetless.integrations.lightning import GuardCallback
 from tests.integrations.common import leak, network, points, vector
@@ -186,3 +186,32 @@ def test_options_are_those_of_the_guard():
     parameters = inspect.signature(Guard.__init__).parameters.values()
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert GuardOptions.__annotations__.keys() == keywords
+
+
+class Standardising(Classifier):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return (batch[0] - 100) / 10, batch[1]
+
+
+class Data(lightning.LightningDataModule):
+    def train_dataloader(self):
+        inputs, labels = points(0.0)
+        return DataLoader(TensorDataset(10 * inputs + 100, labels), batch_size=8)
+
+
+class StandardisingData(Data):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return (batch[0] - 100) / 10, batch[1]
+
+
+@pytest.mark.parametrize("of_data", [False, True], ids=["module", "data module"])
+def test_what_is_remembered_has_gone_through_the_hooks(of_data):
+    """The directions are those of the inputs that the network was trained on."""
+    callback, made = GuardCallback(OGD(samples=48)), Classifier() if of_data else Standardising()
+    given = StandardisingData() if of_data else Data().train_dataloader()
+    settings = {**SETTINGS, "max_epochs": 1, "callbacks": [callback]}
+    lightning.Trainer(**settings).fit(made, given)
+    phi = tangent_features(made.network, *points(0.0)).dense()
+    directions = callback.guard.state_dict()["memory.directions"]
+    outside = phi - phi @ directions.T @ directions
+    assert float(outside.norm() / phi.norm()) < 1e-4

@@ -75,6 +75,16 @@ def tied_by_hand():
     return Calls(lambda m, x: torch.tanh(m.layer(x)) @ m.layer.weight, layer=nn.Linear(5, 5))
 
 
+def hardly_used_again():
+    """A weight whose second use hardly shows, and one that only lends its data type."""
+
+    def run(m, x):
+        h = torch.tanh(m.layer(x)).to(m.last.weight)
+        return m.last(h + 1e-3 * h @ m.layer.weight)
+
+    return Calls(run, layer=nn.Linear(5, 5), last=nn.Linear(5, 3))
+
+
 def in_place():
     return nn.Sequential(
         nn.Linear(6, 5, bias=False),

@@ -31,6 +31,7 @@ LINEAR = {
     "recurrence": (net.recurrence, (4,), {}),
     "tied": (net.tied_linear, (5,), {}),
     "tied by hand": (net.tied_by_hand, (5,), {"layer.weight": "vmap"}),
+    "hardly used again": (net.hardly_used_again, (5,), {"layer.weight": "vmap"}),
     "in place": (net.in_place, (6,), {"2.weight": "norm", "2.bias": "norm"}),
 }
 CONVOLUTIONS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forgetless.errors import ConfigError, DataError
+from forgetless.errors import ConfigError, NoSamplesError
 from forgetless.footprint import Footprint
 from forgetless.guard.state import Snapshot
 from forgetless.methods import Method, State
@@ -28,7 +28,7 @@ def voted_storage(mine: Storage | None, ranks: Ranks | None) -> Storage:
     votes = torch.tensor([mine == DENSE, mine == FACTORED]).long()
     dense, factored = (votes if ranks is None else ranks.sum(votes)).tolist()
     if dense + factored == 0:
-        raise DataError("the loader has no samples")
+        raise NoSamplesError("the loader has no samples")
     return FACTORED if factored > dense else DENSE
 
 

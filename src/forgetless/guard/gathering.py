@@ -9,9 +9,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from forgetless.errors import DataError, ForgetlessError
+from forgetless.errors import DataError, ForgetlessError, NoSamplesError
 from forgetless.guard.batches import Part, Remembered, Unpack, unpacked
-from forgetless.guard.loading import TaskData
+from forgetless.guard.loading import TaskData, iterates_plainly
 from forgetless.ranks import Ranks
 
 
@@ -34,7 +34,7 @@ class SharedTaskData:
         self.ranks = ranks
         self.unpack = unpack
         self.generator = generator
-        divided = isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler)
+        divided = iterates_plainly(loader) and type(loader.sampler) is DistributedSampler
         if divided and loader.batch_size is not None:
             loader = DataLoader(
                 loader.dataset,
@@ -65,6 +65,10 @@ class SharedTaskData:
             if number % ranks == rank:
                 yield part
 
+    def first(self) -> Part | None:
+        """The first batch of this rank, which is not lost to who walks through the samples next."""
+        return self.mine.first()
+
     def summed(self, total: Tensor) -> Tensor:
         """A sum over this rank's samples, made one over all."""
         return self.ranks.sum(total)
@@ -77,7 +81,7 @@ class SharedTaskData:
         self.generator.set_state(self.ranks.agreed(self.generator.get_state()))
         if same:
             if mine is None:
-                raise DataError("the loader has no samples")
+                raise NoSamplesError("the loader has no samples")
             return mine
         return self._merged(mine, count)
 
@@ -86,8 +90,8 @@ class SharedTaskData:
         failed, mine = "", None
         try:
             mine = self.mine.draw(count)
-        except DataError as error:
-            failed = "" if "no samples" in str(error) else str(error)
+        except NoSamplesError:
+            pass
         except ForgetlessError as error:
             failed = str(error)
         told = self.ranks.gathered(_bytes(failed.encode()))

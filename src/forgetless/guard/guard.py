@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Never, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from forgetless.guard.loading import TaskData
 from forgetless.guard.losses import Loss
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.outputs import Named, Output, named_output
-from forgetless.guard.parameters import Parameters, Params, protected_names
+from forgetless.guard.parameters import Parameters, Params, protected_names, warn_of_newcomers
 from forgetless.guard.report import MemoryReport, Stats
 from forgetless.guard.reporting import memory_report
 from forgetless.guard.sharding import agreed, settle, training_ranks
@@ -117,6 +116,7 @@ class Guard:
         optimizer = usable_optimizer(optimizer)
         settle(module)
         self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
+        self._exclude = exclude if params is None else None
         self.ranks = training_ranks(model, self._parameters.tensors, method)
         sharded = self._parameters.shares is not None
         output = named_output(output, module)
@@ -160,13 +160,14 @@ class Guard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
+
+    def __reduce__(self) -> Never:
+        raise ConfigError(
+            "a guard cannot be copied or pickled, for a copy would watch over no optimizer: make "
+            "one for the other model and optimizer, and give it this one's state_dict()"
+        )
 
     def end_task(self, loader: Any) -> None:
         """Remember the task that was just learned, at the present weights.
@@ -176,6 +177,8 @@ class Guard:
         """
         self._steps.look()
         self._steps.follow_model()
+        if self._exclude is not None:
+            warn_of_newcomers(self._model.module, self._steps.optimizer, self.names, self._exclude)
         with self._all_or_nothing():
             self._set(self._with_task(self._now, loader))
 
@@ -187,7 +190,8 @@ class Guard:
         Arguments:
             loaders: data of the earlier tasks, one loader each.
         """
-        require(bool(loaders), "refresh's loaders", "none", "one for each earlier task")
+        wanted = f"{self.tasks}, one for each earlier task"
+        require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         with self._all_or_nothing():
             now = self._nothing()
             for loader in loaders:
@@ -280,7 +284,7 @@ class Guard:
 
     def _chosen(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""
-        first = next(iter(data.batches()), None)
+        first = data.first()
         few = None if first is None else Remembered((first.mapped(lambda t: t[:4]),))
         kind = None if few is None else chosen_storage(self._model.features(few), self.method)
         storage = replace(voted_storage(kind, self.ranks), max_rank=self._asked.max_rank)

@@ -1,13 +1,14 @@
 """Samples out of a user's loader: a random choice, or all of them one batch after another."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from forgetless.errors import ConfigError, DataError
+from forgetless.errors import ConfigError, DataError, NoSamplesError
 from forgetless.guard.batches import Part, Remembered, Unpack, unpacked
 
 
@@ -15,8 +16,9 @@ from forgetless.guard.batches import Part, Remembered, Unpack, unpacked
 class TaskData:
     """The training samples of one task.
 
-    Of a `DataLoader` over a dataset with an index only the chosen samples are read. Anything else
-    is walked through once, keeping a sample of it.
+    Of a plain `DataLoader` over a dataset with an index only the chosen samples are read. Anything
+    else, such as a loader or a sampler with an iteration of its own, is walked through once,
+    keeping a sample of it.
 
     Arguments:
         loader: an iterable of batches, or one batch.
@@ -35,17 +37,39 @@ class TaskData:
         self.unpack = unpack
         self.generator = generator
         self._all: list[Part] | None = None
+        self._begun: Iterator[Part] | None = None
+        self._seen = 0
 
     def batches(self) -> Iterator[Part]:
         """All samples, batch after batch; an iterator that can be walked only once is kept."""
+        if self._all is None and isinstance(self.loader, Iterator):
+            self._all = [unpacked(batch, self.unpack) for batch in self.loader]
         if self._all is not None:
             yield from self._all
-        elif isinstance(self.loader, Iterator):
-            self._all = [unpacked(batch, self.unpack) for batch in self.loader]
-            yield from self._all
-        else:
-            for batch in self.loader:
-                yield unpacked(batch, self.unpack)
+            return
+        walk, self._begun = self._begun or self._walk(), None
+        count = 0
+        for part in walk:
+            count += len(part)
+            yield part
+        if self._seen and not count:
+            raise DataError(
+                "the loader can be walked through only once, and this takes more: give a list of "
+                "its batches"
+            )
+        self._seen = count
+
+    def first(self) -> Part | None:
+        """The first batch, which is not lost to who walks through the samples next."""
+        if isinstance(self.loader, Iterator) or self._indexed() is not None:
+            return next(self.batches(), None)
+        walk = self._walk()
+        first = next(walk, None)
+        self._begun = None if first is None else chain([first], walk)
+        return first
+
+    def _walk(self) -> Iterator[Part]:
+        return (unpacked(batch, self.unpack) for batch in self.loader)
 
     @property
     def size(self) -> int:
@@ -65,16 +89,16 @@ class TaskData:
         dataset = self._indexed()
         parts = self._walked(count) if dataset is None else self._chosen(dataset, count)
         if not parts:
-            raise DataError("the loader has no samples")
+            raise NoSamplesError("the loader has no samples")
         return Remembered.stacked(parts)
 
     def _indexed(self) -> Any:
-        """The loader's dataset, if its samples have numbers and the loader leaves none out."""
-        loader = self.loader
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        """The loader's dataset, if the loader gives its samples as they are and leaves none out."""
+        loader: Any = self.loader
+        if not iterates_plainly(loader) or isinstance(loader.dataset, IterableDataset):
             return None
-        dataset: Any = loader.dataset
-        plain = isinstance(loader.sampler, RandomSampler | SequentialSampler)
+        dataset = loader.dataset
+        plain = type(loader.sampler) in (RandomSampler, SequentialSampler)
         batched = loader.batch_size is not None
         whole = plain and getattr(loader.sampler, "num_samples", None) in (None, len(dataset))
         return dataset if plain and whole and batched else None
@@ -106,6 +130,14 @@ class TaskData:
                     kept[place] = part.select(torch.tensor([i]))
             seen += here
         return kept
+
+
+def iterates_plainly(loader: Any) -> bool:
+    """Whether it is a `DataLoader` that gives what its sampler chooses of its dataset.
+
+    Who writes an iteration of their own may give other samples, or change them.
+    """
+    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 def _is_collated(loader: Any) -> bool:

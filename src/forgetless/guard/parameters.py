@@ -1,5 +1,6 @@
 """The protected parameters of a user's model as one flat vector (1, p)."""
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -215,18 +216,51 @@ def protected_names(
     return tuple(names)
 
 
+def warn_of_newcomers(
+    module: nn.Module, optimizer: Optimizer | None, names: Sequence[str], exclude: Sequence[str]
+) -> None:
+    """Say which parameters are trained by now, though they were not when all were chosen.
+
+    Arguments:
+        module: the model.
+        optimizer: what trains it, None for nothing.
+        names: what was trained then.
+        exclude: names or beginnings of names that were left out, and still are.
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    trained = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    left_out = {name for prefix in _several(exclude) for name in _beginning_with(module, prefix)}
+    known = left_out | set(names)
+    new = [n for n, p in module.named_parameters() if id(p) in trained and n not in known]
+    if new:
+        warnings.warn(
+            f"{new[0]} is trained now and was not when the guard was made, so it is not protected: "
+            "make a guard that has it, or choose by params= what is protected if that is meant",
+            stacklevel=4,
+        )
+
+
 def _left_out(module: nn.Module, exclude: Sequence[str]) -> set[str]:
-    """The parameters that `exclude` names, tied ones by any of their names."""
-    name_of = {id(p): name for name, p in module.named_parameters()}
-    aliases = [(a, name_of[id(p)]) for a, p in module.named_parameters(remove_duplicate=False)]
+    """The parameters that `exclude` names."""
     accepted = "names of parameters or beginnings of them, such as 'head'"
     require(isinstance(exclude, str | Iterable), "exclude", exclude, accepted)
     found: set[str] = set()
-    for prefix in (exclude,) if isinstance(exclude, str) else exclude:
-        mine = {name for a, name in aliases if a == prefix or a.startswith(f"{prefix}.")}
-        require(isinstance(prefix, str) and bool(mine), "exclude", prefix, accepted)
+    for prefix in _several(exclude):
+        mine = _beginning_with(module, prefix) if isinstance(prefix, str) else set()
+        require(bool(mine), "exclude", prefix, accepted)
         found |= mine
     return found
+
+
+def _several(exclude: Sequence[str]) -> Sequence[str]:
+    return (exclude,) if isinstance(exclude, str) else exclude
+
+
+def _beginning_with(module: nn.Module, prefix: str) -> set[str]:
+    """The parameters of that name or that beginning of it, tied ones by any of their names."""
+    name_of = {id(p): name for name, p in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name_of[id(p)] for a, p in every if a == prefix or a.startswith(f"{prefix}.")}
 
 
 def _is_zero(lr: object) -> bool:

@@ -1,5 +1,6 @@
 """What happens to an optimizer's steps: hooks before and after each of them."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,23 @@ from forgetless.subspace import Subspace
 _FULL = 0.95  # share of the steps removed at which there is no room left to learn
 _LOOK_EVERY = 50  # steps between looks at that share, which make a GPU wait
 _PATTERNS = 8  # choices of movable parameters whose restricted subspaces are kept
+
+
+@final
+class Hook:
+    """What an optimizer calls, run as it is written, also where the training step is compiled."""
+
+    def __init__(self, steps: "Steps", function: Callable[..., Any]) -> None:
+        self.steps = steps
+        self._function = function
+        self._uncompiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:  # it takes seconds to import
+            return self._function(*args)
+        if self._uncompiled is None:
+            self._uncompiled = torch.compiler.disable(self._function)
+        return self._uncompiled(*args)
 
 
 @final
@@ -56,6 +74,7 @@ class Steps:
         self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
+        self.optimizer: Optimizer | None = None
         self._knows_before = False  # whether it read the parameters before a step
         self._warned = False
         self.follow(None)
@@ -78,9 +97,10 @@ class Steps:
         """Watch over the steps of this optimizer, and of no other."""
         self._check(optimizer)
         self.remove()
+        self.optimizer = optimizer
         self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(Hook(self, self._before_step)),
+            optimizer.register_step_post_hook(Hook(self, self._after_step)),
         ]
 
     def remove(self) -> None:
@@ -95,11 +115,10 @@ class Steps:
         if not trained & mine.keys():
             raise ConfigError("the optimizer trains none of the protected parameters")
         hooks = optimizer._optimizer_step_post_hooks.values()
-        for other in (getattr(hook, "__self__", None) for hook in hooks):
-            if not isinstance(other, Steps) or other is self:
-                continue
+        for other in (hook.steps for hook in hooks if isinstance(hook, Hook)):
+            both = self.method.is_projection and other.method.is_projection
             common = [mine[id(t)] for t in other._parameters.tensors if id(t) in mine]
-            if common and self.project == other.project == "update":
+            if other is not self and common and both:
                 raise ConfigError(
                     f"another guard projects this optimizer's steps of {common[0]} already, and "
                     "of two projections only the last one holds; call its remove() first"

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.errors import DataError
+from forgetless.errors import DataError, NoSamplesError
 from forgetless.guard.batches import Part, Remembered
 from forgetless.guard.gathering import SharedTaskData
 from forgetless.guard.loading import TaskData
@@ -65,7 +65,7 @@ class GuardedTask:
                 total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
                 waiting = []
         if not int(self.data.summed(torch.tensor(seen))):
-            raise DataError("the loader has no samples")
+            raise NoSamplesError("the loader has no samples")
         if waiting:
             total += self.model.loss_features(Remembered.stacked(waiting)).squared_sum()
         self.model.refuse_unlabelled(int(self.data.summed(torch.tensor(labels))))

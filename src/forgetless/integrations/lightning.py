@@ -1,5 +1,6 @@
 """The guard as a callback of Lightning."""
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Unpack, final
 
 from forgetless.errors import ConfigError
@@ -9,8 +10,38 @@ from forgetless.methods import Method
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError as error:
     raise ImportError("this needs Lightning: pip install 'forgetless[lightning]'") from error
+
+
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+def _as_trained(trainer: Trainer, module: LightningModule) -> Iterable[Any]:
+    """The training data as the module was given them: after its or its data module's hooks."""
+    sources = [source for source in (trainer.datamodule, module) if source is not None]
+    owners = {
+        hook: next((source for source in sources if is_overridden(hook, source)), None)
+        for hook in _HOOKS
+    }
+    loader: Iterable[Any] = trainer.train_dataloader
+    if not any(owners.values()):
+        return loader
+    before, transfer, after = (getattr(owner or module, hook) for hook, owner in owners.items())
+    return _Mapped(loader, lambda b: after(transfer(before(b, 0), module.device, 0), 0))
+
+
+@final
+class _Mapped:
+    """What a loader gives, each batch changed, as often as it is walked through."""
+
+    def __init__(self, loader: Iterable[Any], change: Callable[[Any], Any]) -> None:
+        self.loader = loader
+        self.change = change
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.change, self.loader)
 
 
 @final
@@ -18,8 +49,9 @@ class GuardCallback(Callback):  # type: ignore[misc]
     """Keeps what a module has learned in one `fit` through all that follow.
 
     Give the same callback to the trainer of every task. It guards the module's optimizer, remembers
-    the task on the trainer's training data when `fit` ends without an error, and goes into
-    Lightning's checkpoints and out of them. The module's `forward` gives the protected outputs.
+    the task on the trainer's training data when `fit` ends without an error, after the hooks of the
+    module or its data module that change batches, and goes into Lightning's checkpoints and out of
+    them. The module's `forward` gives the protected outputs.
 
     Arguments:
         method: as `Guard` takes it, for example `PCAOGD(components=100)`.
@@ -57,7 +89,7 @@ class GuardCallback(Callback):  # type: ignore[misc]
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the task; a `fast_dev_run` teaches nothing worth it."""
         if self._ends_tasks and not trainer.fast_dev_run:
-            self.end_task(trainer.train_dataloader)
+            self.end_task(_as_trained(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         return self._keeper.state_dict()

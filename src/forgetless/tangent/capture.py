@@ -1,19 +1,25 @@
 """One forward and one backward pass: the per-sample gradients of every parameter, as blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import final
+from math import isfinite
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from forgetless.errors import ConfigError
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.factors import merged
 from forgetless.tangent.fallback import VMAP_ERRORS, rows_by_loop, rows_by_vmap
 from forgetless.tangent.problem import Problem
 from forgetless.tangent.rules import RULES, Contribution, matrix_shape
 from forgetless.tangent.truth import Truth, truth_of
+from forgetless.tangent.uses import Uses
 
+_INTERACT = (
+    "a sample's outputs depend on the other samples of a batch, so it has no gradient of its own"
+)
 # The ways a rule is tried: samples in the leading dimension, samples in the second.
 _AXES = (0, 1)
 
@@ -66,7 +72,7 @@ def capture(
 
     Samples do not interact, so ∂(Σ_i s_i)/∂z_i = ∂s_i/∂z_i: one backward pass for all samples, K
     of them for K scalars. No rule is believed before its rows, weighted at random and summed, are
-    what autograd finds.
+    what autograd finds, or if something else than its layer uses the parameter.
 
     Arguments:
         given_up: parameters for which no rule is tried.
@@ -74,10 +80,12 @@ def capture(
     """
     leaves = problem.leaves()
     calls: list[_Call] = []
+    uses = Uses(leaves)
     with problem.running():
-        handles = _watch(problem, given_up, calls)
+        handles = _watch(problem, given_up, calls, uses)
         try:
-            scalars = problem.scalars(leaves)
+            with uses:
+                scalars = problem.scalars(leaves)
         finally:
             for handle in handles:
                 handle.remove()
@@ -88,7 +96,7 @@ def capture(
                 return Captured(tuple(blocks), layout.rules, layout)
         truth = truth_of(scalars, leaves, [call.output for call in calls])
         del scalars
-        blocks, rules, axes = _by_rules(problem, calls, deltas, truth)
+        blocks, rules, axes = _by_rules(problem, calls, deltas, truth, uses.elsewhere)
         layers = tuple(call.layer for call in calls)
         calls.clear()  # and with them the graph
         rest = tuple(name for name in problem.names if name not in rules)
@@ -120,7 +128,7 @@ def _nothing(problem: Problem, name: str) -> Block:
 
 
 def _watch(
-    problem: Problem, given_up: frozenset[str], calls: list[_Call]
+    problem: Problem, given_up: frozenset[str], calls: list[_Call], uses: Uses
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Hooks that write down every run of a layer that has a rule and a wanted parameter."""
     wanted = set(problem.names) - given_up
@@ -142,6 +150,7 @@ def _watch(
             output: Tensor,
             names: Mapping[str, str] = names,
         ) -> Tensor:
+            uses.end()
             x = args[0] if args else kwargs["input"]
             with torch.no_grad():
                 kept = RULES[type(layer)].keep(layer, x.detach())
@@ -149,6 +158,10 @@ def _watch(
                 calls.append(_Call(layer, names, kept, output))
             return output.clone()  # the activation after it may work in place
 
+        def begin(layer: nn.Module, args: Any, names: Mapping[str, str] = names) -> None:
+            uses.begin(names.values())
+
+        handles.append(layer.register_forward_pre_hook(begin))
         handles.append(layer.register_forward_hook(remember, with_kwargs=True))
     return handles
 
@@ -167,7 +180,11 @@ def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]
 
 
 def _by_rules(
-    problem: Problem, calls: list[_Call], deltas: list[list[Tensor]], truth: Truth
+    problem: Problem,
+    calls: list[_Call],
+    deltas: list[list[Tensor]],
+    truth: Truth,
+    elsewhere: Collection[str],
 ) -> tuple[list[dict[str, Block]], dict[str, str], dict[str, int]]:
     """The blocks that a rule gives and autograd confirms, the rules' names and samples' axes."""
     touched = {name for call in calls for name in call.names.values()}
@@ -185,7 +202,7 @@ def _by_rules(
         candidates = {
             name: [blocks[name] for blocks in built]
             for name in labels
-            if all(name in blocks for blocks in built)
+            if name not in elsewhere and all(name in blocks for blocks in built)
         }
         for name in truth.confirmed(candidates):
             for blocks, block in zip(found, candidates[name], strict=True):
@@ -263,6 +280,17 @@ def _by_rows(
             rules[name] = "vmap"
     rest = tuple(name for name in names if rules[name] == "loop")
     if rest:
-        for column, rows in zip(found, rows_by_loop(problem, rest, count), strict=True):
-            column.update({name: Rows(rows[name]) for name in rest})
+        by_loop = _by_loop(problem, rest, count)
+        several: dict[str, list[Block]] = {n: [Rows(rows[n]) for rows in by_loop] for n in rest}
+        if isfinite(truth.rounding) and len(truth.confirmed(several)) < len(rest):
+            raise ConfigError(_INTERACT)
+        for k, column in enumerate(found):
+            column.update({name: blocks[k] for name, blocks in several.items()})
     return found, rules
+
+
+def _by_loop(problem: Problem, names: tuple[str, ...], count: int) -> list[dict[str, Tensor]]:
+    try:
+        return rows_by_loop(problem, names, count)
+    except ValueError as error:  # of layers that need more than one sample
+        raise ConfigError(f"{_INTERACT} ({error})") from error
