@@ -224,7 +224,7 @@ def test_of_the_same_bytes_every_row_stands_alone(built, tmp_path, monkeypatch):
         assert part not in record["lacks"]
         assert part.removeprefix("rotated ") in record["data"]["methods"]
     page, _ = make_page({"same-bytes": record}, "images")
-    assert re.search(r"keep no image, within \d+ MB: OGD, 8 samples, ", page)
+    assert re.search(r"Best within \d+ MB: .*; of those that keep no image, OGD, 8 samples, ", page)
     assert "still win when OGD stores factored samples?** Not measured yet: same-bytes on" in page
 
 
@@ -253,6 +253,52 @@ def test_what_was_measured_is_not_lost_with_the_runs(built, tmp_path):
     )
     assert len(record["lacks"]) == len(cells) - 3
     assert "| Rotated, OGD | " in make_page({"memory": record}, "images")[0]
+
+
+def test_runs_of_parts_that_are_not_kept_are_not_carried_over(built, tmp_path):
+    results, runs = tmp_path / "results", tmp_path / "runs"
+    whole = records(built)["memory"]
+    stale = {"gone": whole["provenance"]["runs"][min(whole["provenance"]["runs"])]}
+    provenance = whole["provenance"] | {"runs": whole["provenance"]["runs"] | stale}
+    save_result(results, "memory", whole | {"provenance": provenance})
+    (run,) = memory_sweep.parts(SMALL, {})["rotated/ogd/4"]
+    shutil.copytree(built / "runs/paper" / run.key, runs / run.key)
+    plan = Plan(SMALL, runs, results, device="cpu", train=False)
+    build([ARTEFACTS["memory"]], plan, lambda stage: None)
+    record = load_results(results, ["memory"])["memory"]
+    assert record["data"] == whole["data"]
+    assert record["provenance"]["runs"] == whole["provenance"]["runs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("memory", ["{results}/memory.json"]),
+        ("kernel-change", ["{results}/kernel-change.json", "kernel-change.json in the folders of"]),
+    ],
+)
+def test_a_part_that_was_kept_and_cannot_be_shown_is_to_be_deleted(built, tmp_path, name, files):
+    results, runs = tmp_path / "results", tmp_path / "runs"
+    whole = records(built)[name]
+    save_result(results, name, whole | {"data": whole["data"] | {"cifar": "nonsense"}})
+    for part in ARTEFACTS[name].parts(SMALL, {}):
+        if part.startswith("rotated"):
+            for run in ARTEFACTS[name].parts(SMALL, {})[part]:
+                shutil.copytree(built / "runs/paper" / run.key, runs / run.key, dirs_exist_ok=True)
+    plan = Plan(SMALL, runs, results, device="cpu", train=False)
+    with pytest.raises(TraceError, match="is damaged") as error:
+        build([ARTEFACTS[name]], plan, lambda stage: None)
+    advice = " and ".join(files).format(results=results)
+    assert f"; delete {advice}" in str(error.value)
+
+
+def test_what_was_just_measured_and_cannot_be_shown_is_of_damaged_runs(built, tmp_path):
+    def show(data, pictures):
+        raise KeyError("average")
+
+    plan = Plan(SMALL, built / "runs/paper", tmp_path, device="cpu", train=False)
+    with pytest.raises(TraceError, match=r"table1 is damaged .*; delete the folders of its runs$"):
+        build([replace(table1.ARTEFACT, show=show)], plan, lambda stage: None)
 
 
 def test_what_was_measured_with_other_settings_is_neither_kept_nor_overwritten(built, tmp_path):

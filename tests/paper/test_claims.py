@@ -4,7 +4,15 @@ import pytest
 from scipy.stats import sem
 
 from forgetless.paper.claims import ALL
-from forgetless.paper.claims.base import FAILS, HOLDS, RELEASED_ONLY, UNDECIDED, judged
+from forgetless.paper.claims.base import (
+    FAILS,
+    HOLDS,
+    RELEASED_ONLY,
+    UNDECIDED,
+    judged,
+    measured,
+    over_protocols,
+)
 from forgetless.paper.numbers import standard_error
 from forgetless.paper.printed import TABLE1
 
@@ -185,13 +193,20 @@ def test_the_correlation_is_given_with_and_without_gem_nt():
     assert (word, measured) == (FAILS, "-0.20 over 4 points")
     assert "-0.200 over all 4 points" in why
     assert "1.000 over the 3 without GEM-NT" in why
+    data["rotated"]["ogd 100"]["drop"] = [20, 0]  # OGD drops least in the second seed
+    _, _, why = finding("go with a smaller drop", overlap_later=data)
+    assert why.endswith("; in single seeds -0.20, 0.00")
 
 
 @pytest.mark.parametrize(
     ("pca", "expected", "reason"),
     [
         ((0.4, 10.0), HOLDS, ""),
-        ((0.6, 10.0), FAILS, "where they are not, the drop is smaller all the same: by 10.0 at"),
+        (
+            (0.6, 10.0),
+            FAILS,
+            "where they are not clearly lower, the drop is smaller all the same: by 10.0 at",
+        ),
         ((0.6, 30.0), FAILS, ""),
     ],
 )
@@ -201,6 +216,75 @@ def test_drops_are_a_reason_only_where_they_differ(pca, expected, reason):
     assert word == expected
     assert why.startswith(reason)
     assert bool(why) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("lead", "expected"), [(0.2, HOLDS), (0.05, UNDECIDED), (-0.05, UNDECIDED), (-0.2, FAILS)]
+)
+def test_eigenvalues_that_differ_by_noise_do_not_decide(lead, expected):
+    data = {"rotated": overlaps(ogd_25=(0.5, 20.0), pca__ogd_25=(0.5 - lead, 10.0))}
+    # Two standard errors of the difference are 0.1.
+    data["rotated"]["ogd 25"]["later"]["15"]["largest"] = [0.45, 0.55]
+    assert verdict("its eigenvalues of O(1→15) are lower", overlap_later=data) == expected
+
+
+def test_a_failure_settles_that_only_the_released_protocol_does():
+    assert over_protocols({"released": HOLDS, "frozen": UNDECIDED, "corrected": FAILS}) == (
+        RELEASED_ONLY
+    )
+    assert over_protocols({"released": HOLDS, "frozen": UNDECIDED}) == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("need", "missing"),
+    [
+        ("protocols", ["protocols on Split CIFAR and Rotated (frozen, SGD)"]),
+        ("protocols: cifar/frozen/sgd", ["protocols on Split CIFAR"]),
+        ("protocols: rotated", ["protocols on Rotated (frozen, SGD)"]),
+        ("protocols: rotated/frozen/ogd, split", []),
+    ],
+)
+def test_what_is_needed_may_have_what_is_lacking_as_a_part_or_be_part_of_it(need, missing):
+    records = {"protocols": {"data": {}, "lacks": ["cifar", "rotated/frozen/sgd"]}}
+    assert measured([need], records)[1] == missing
+
+
+@pytest.mark.parametrize(
+    ("lacks", "expected"), [("cifar/corrected/a-gem", HOLDS), ("cifar/corrected/ogd", UNDECIDED)]
+)
+def test_a_claim_waits_only_for_the_methods_that_it_compares(lacks, expected):
+    released = forgetting(pca_ogd=[1.0, 2.0], ogd=[5.0, 6.0], sgd=[20.0, 21.0])
+    data = {"rotated": {"released": released, "corrected": released}}
+    assert verdict("PCA-OGD mitigates forgetting", protocols=data, lacks=[lacks]) == expected
+
+
+def test_cells_with_more_forgetting_are_said_to_be_higher_than_whose():
+    released = forgetting(pca_ogd=[8.0, 9.0], ogd=[5.0, 6.0], sgd=[8.1, 8.9])
+    found = finding("PCA-OGD mitigates forgetting", protocols={"rotated": {"released": released}})
+    cells = "Rotated released (higher than OGD's), Rotated released (within noise of SGD's)"
+    assert found[:2] == (FAILS, f"not clearly: {cells}")
+
+
+@pytest.mark.parametrize(
+    ("ten", "shift", "expected"),
+    [
+        ([79.0, 81.0], 0.0, HOLDS),  # below the best by 1, by 2 and by 0: two standard errors are 2
+        ([77.0, 79.0], 0.0, RELEASED_ONLY),
+        (None, 0.0, RELEASED_ONLY),
+        ([79.0, 81.0], 20.0, FAILS),
+    ],
+)
+def test_a_strength_is_as_good_as_the_best_within_noise(ten, shift, expected):
+    tried = {"1": [60.0, 60.0], "10": ten, "30": [81.0, 81.0], "100": None}
+    table = {
+        b: {"ewc": {"average": [TABLE1[b]["ewc"].accuracy + shift]}}
+        for b in ("permuted", "rotated", "split")
+    }
+    search = {f"{b} corrected": tried for b in table}
+    word, measured_, _ = finding("EWC with strength 10", ewc_strength=search, table1=table)
+    assert word == expected
+    shown = "diverged" if ten is None else f"+{81 - sum(ten) / 2:.1f} ± 2.0 (30, 2 seeds)"
+    assert f"Split MNIST {shown}" in measured_
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,35 @@
 
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from forgetless.beside import write_beside
 from forgetless.fit import fit
 from forgetless.methods import build_method
 from forgetless.models import build_model
 from forgetless.paper.artefact import Artefact, all_or_nothing
-from forgetless.paper.artefacts import kernel_change, methods_summary, protocols, strength
+from forgetless.paper.artefacts import (
+    kernel_change,
+    methods_summary,
+    overlap_later,
+    protocols,
+    strength,
+    theory_gem_nt,
+)
 from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
+from forgetless.paper.replay import Replay
 from forgetless.paper.run import Run
 from forgetless.paper.scale import FULL, METHODS, SMALL
 from forgetless.paper.store import load_results
-from forgetless.paper.work import Workshop
-from forgetless.subspace import Subspace
+from forgetless.paper.work import Look, Workshop
+from forgetless.subspace import FactoredSubspace, Subspace
+from forgetless.subspace.atoms import Atoms
 from forgetless.trace import load_trace
 
 TABLE1 = Path(__file__).parents[2] / "results" / "table1"
@@ -153,7 +163,7 @@ def test_what_is_captured_is_the_share_of_the_features_in_what_was_stored(tiny, 
     """Against least squares on the dense features; only the weights of task 1 were stored."""
     run = Run(tiny.config("rotated", "pca-ogd"), weights=True)
     workshop.train([run])
-    found = np.array(kernel_change.look(workshop, run)["captured"])
+    found = np.array(kernel_change.find(workshop, run)["captured"])
     replay = workshop.replay(run)
     samples = replay.samples(0, tiny.overlap_samples, "samples of the kernel's change")
     replay.at(0)
@@ -168,6 +178,41 @@ def test_what_is_captured_is_the_share_of_the_features_in_what_was_stored(tiny, 
             assert found[seed, task] == pytest.approx(share, rel=1e-4)
 
 
+def test_a_seed_of_which_nothing_was_stored_is_not_passed_over(tiny, workshop, monkeypatch):
+    run = Run(tiny.config("rotated", "pca-ogd"), weights=True)
+    workshop.train([run])
+    monkeypatch.setattr(Replay, "directions", lambda self: iter([None, None]))
+    with pytest.raises(ValueError, match="shorter"):
+        kernel_change.find(workshop, run)
+
+
+def test_rows_of_factored_samples_are_made_for_one_seed_at_a_time(tiny, workshop, monkeypatch):
+    run = Run(tiny.config("rotated", "ogd", storage="factored"), weights=True)
+    workshop.train([run])
+    replay = workshop.replay(run)
+    replay.at(0)
+    replay.remember(0)
+    dense = replay.learner.state.dense().rows
+    monkeypatch.setattr(FactoredSubspace, "dense", None)  # calling it would fail
+    made = []
+    basis = Atoms.basis
+    monkeypatch.setattr(Atoms, "basis", lambda self: made.append(1) or basis(self))
+    for count, (rows, same) in enumerate(zip(replay.directions(), dense, strict=True), 1):
+        assert len(made) == count
+        torch.testing.assert_close(rows, same[: len(rows)])
+
+
+def test_small_networks_are_drawn_the_same_and_leave_the_global_generator_alone():
+    found = []
+    for seed in (1, 2):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            found.append(theory_gem_nt.one_sample())
+            assert torch.equal(torch.get_rng_state(), before)
+    assert found[0] == found[1]
+
+
 def remove_weights(workshop, run):
     for folder in (workshop.runs / run.key).glob("seed-*"):
         shutil.rmtree(folder)
@@ -176,34 +221,43 @@ def remove_weights(workshop, run):
 def test_what_was_found_in_weights_outlives_them(tiny, workshop):
     run = Run(tiny.config("rotated", "pca-ogd"), weights=True)
     workshop.train([run])
-    found = workshop.looked("kernel-change", run, kernel_change.look)
+    found = workshop.looked(kernel_change.LOOK, run)
     assert np.shape(found["since start"]) == (len(run.config.seed_list()), run.config.tasks)
     remove_weights(workshop, run)
     again = Workshop(tiny, workshop.runs, None, "cpu", {})
-    assert again.has_looked("kernel-change", run)
-    assert again.looked("kernel-change", run, None) == found
+    assert again.has_looked(kernel_change.LOOK, run)
+    assert again.looked(replace(kernel_change.LOOK, find=None), run) == found
     assert list(again.used) == [run.key]
     assert again.glances[0].seconds > 0
-    assert not again.has_looked("overlap-later", run)
+    assert not again.has_looked(overlap_later.LOOK, run)
+    newer = replace(kernel_change.LOOK, version=kernel_change.LOOK.version + 1)
+    assert not again.has_looked(newer, run)
+    assert kernel_change.LOOK.version == 2  # what the first found has no "captured"
+    write_beside(workshop.runs / run.key, "kernel-change", [1, tiny.name], asdict(again.glances[0]))
+    assert not again.has_looked(kernel_change.LOOK, run)
+    assert again.has_looked(replace(kernel_change.LOOK, version=1), run)
+    again.looked(replace(kernel_change.LOOK, find=lambda workshop, run: found), run)
     assert not Workshop(replace(tiny, name="large"), workshop.runs, None, "cpu", {}).has_looked(
-        "kernel-change", run
+        kernel_change.LOOK, run
     )
     record = workshop.runs / run.key / "trace.json"
     record.write_text(record.read_text() + "\n")  # another trace
-    assert not again.has_looked("kernel-change", run)
+    assert not again.has_looked(kernel_change.LOOK, run)
 
 
 def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch):
     runs = [Run(tiny.config("rotated", "ogd", memory=m)) for m in (2, 4)]
     lost, begun, done = [4], [], []
 
-    def look(workshop, run):
+    def find(workshop, run):
         if run.config.memory in lost:
             raise RuntimeError("the machine is taken away")
         return [run.config.memory, len(workshop.trace(run).weights(0, 1))]
 
+    look = Look("two", find)
+
     def measure(workshop):
-        return {str(run.config.memory): workshop.looked("two", run, look) for run in runs}
+        return {str(run.config.memory): workshop.looked(look, run) for run in runs}
 
     def watch(stage):
         done.append(stage.done)
@@ -254,7 +308,10 @@ def test_a_trace_without_weights_will_do_for_what_needs_none(tiny, tmp_path, mon
             look=look,
         )
 
-    plain, looking = artefact("plain"), artefact("looking", lambda workshop, run: 1)
+    plain, looking = (
+        artefact("plain"),
+        artefact("looking", Look("looking", lambda workshop, run: 1)),
+    )
     workshop = Workshop(tiny, tmp_path / "runs", None, "cpu", {})
     workshop.train([run])
     assert plain.has(workshop, run)

@@ -8,7 +8,7 @@ import pytest
 
 from forgetless.paper import ARTEFACTS
 from forgetless.paper.answers import answers
-from forgetless.paper.artefacts import forgetting_gap, same_bytes
+from forgetless.paper.artefacts import forgetting_gap, same_bytes, toy
 from forgetless.paper.numbers import mean
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.printed import TABLE1
@@ -44,12 +44,17 @@ def kept(**rows):
 def test_rows_in_bfloat16_are_answered_with_their_bytes(factored, word):
     data = kept(ogd=(factored, 99), pca=(82.0, 100), half=(86.0, 107), joint=(90.0, 80))
     text = answered("still win", same_bytes=data)
+    assert text.endswith("The best in no more bytes is joint training on all images, 90.0.")
     assert f"rows of PCA-OGD take, {word}: 82.0 ± 0.0 with PCA-OGD, 5 directions" in text
     assert "In bfloat16, 86.0 ± 0.0 with PCA-OGD, 10 directions (7 % more bytes)." in text
 
 
 def test_what_takes_more_than_the_budget_is_not_the_best_within_it():
     data = kept(ogd=(85.0, 99), pca=(82.0, 100), half=(86.0, 107), joint=(90.0, 80))
+    assert same_bytes.best(kept(pca=(82.0, 100), joint=(90.0, 101))) == (
+        "PCA-OGD, 5 directions",
+        82.0,
+    )
     # Factored samples have images in them.
     assert same_bytes.best_without_images(data) == ("PCA-OGD, 5 directions", 82.0)
     text = "\n".join(same_bytes.show(data, Pictures("")))
@@ -92,6 +97,11 @@ def test_what_noise_would_explain_follows_from_the_correlation(noises, words):
         for method, gap, noise in zip(TABLE1["rotated"], gaps, noises, strict=True)
     }
     assert words in answered("difference in F_T", forgetting_gap={"rotated": cells})
+
+
+def test_all_directions_are_taken_when_the_last_of_them_is():
+    (line, _) = toy._full({f"500 {p}": {} for p in (200, 215, 500)})
+    assert line.endswith("p = 200 after task 8, p = 215 after task 9.")
 
 
 def test_the_readme_has_the_largest_difference_in_forgetting():

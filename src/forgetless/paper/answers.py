@@ -6,7 +6,7 @@ from math import isnan
 from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
 from forgetless.paper.claims.base import measured
-from forgetless.paper.numbers import mean, shown
+from forgetless.paper.numbers import DIVERGED, average, cell, mean, shown
 from forgetless.paper.pictures import LABELS, NAMES
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.store import Results, readable
@@ -18,7 +18,10 @@ def _agem(protocols: Data) -> str:
     """A-GEM's place on Split CIFAR under each protocol."""
     parts = []
     for protocol, methods in protocols["cifar"].items():
-        known = {m: of for m, of in methods.items() if "average" in of}
+        known = {m: of for m, of in methods.items() if DIVERGED not in of}
+        if "a-gem" not in known:
+            parts.append(f"{DIVERGED} under the {protocol} protocol")
+            continue
         order = sorted(known, key=lambda m: -mean(known[m]["average"]))
         place = order.index("a-gem") + 1
         parts.append(
@@ -93,10 +96,13 @@ def _bytes(data: Data) -> str:
     factored = next(name for name in methods if "factored" in name)
     halved = [name for name in methods if name.endswith("in bfloat16")]
     pca = next(name for name in methods if name.startswith("PCA-OGD") and name not in halved)
+    broken = [name for name in (factored, pca) if DIVERGED in methods[name]]
+    if broken:
+        return f"It cannot be said: {' and '.join(broken)} {DIVERGED}."
     ours, theirs = methods[factored]["average"], methods[pca]["average"]
     word = "no" if mean(ours) > mean(theirs) else "yes"
     reached = " and ".join(
-        f"{shown(methods[name]['average'])} with {name.removesuffix(' in bfloat16')} "
+        f"{cell(methods[name], average)} with {name.removesuffix(' in bfloat16')} "
         f"({over.get(name, 'no more bytes')})"
         for name in halved
     )

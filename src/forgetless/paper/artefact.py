@@ -61,7 +61,7 @@ class Artefact:
         """Whether there is all that it needs of one of its runs."""
         if self.look is None:
             return workshop.is_trained(replace(run, weights=False))
-        known = workshop.is_trained(run) and workshop.has_looked(self.name, run)
+        known = workshop.is_trained(run) and workshop.has_looked(self.look, run)
         return known or workshop.is_trained(replace(run, weights=True))
 
     def there(self, workshop: Workshop) -> dict[str, bool]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from forgetless.data.sources import file_hashes
 from forgetless.engines import Engine, Event, InProcess
 from forgetless.errors import TraceError
 from forgetless.paper.artefact import Artefact
+from forgetless.paper.origin import of_parts, provenance
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.run import Run
@@ -24,7 +24,6 @@ from forgetless.paper.store import (
     save_result,
 )
 from forgetless.paper.work import Workshop
-from forgetless.provenance import versions
 
 
 @final
@@ -106,9 +105,12 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
             started = time.perf_counter()
             workshop.begin([*absent.lacks, *absent.kept])
             data = rounded(artefact.measure(workshop))
-            before = results[artefact.name] if absent.kept else None
-            data = data if before is None else overlaid(before["data"], data)
-            advice = f"delete {artefact.name}.json in the folders of its runs"
+            earlier: dict[str, Any] = {}
+            if absent.kept:
+                before = results[artefact.name]
+                data = overlaid(before["data"], data)
+                earlier = of_parts(before["provenance"], artefact, absent.kept, workshop)
+            advice = _advice(artefact, plan.results if absent.kept else None)
             with readable(artefact.name, advice):  # what cannot be shown is not kept
                 artefact.show(data, Pictures(""))
             now = time.perf_counter()
@@ -120,7 +122,7 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
                 "scale": plan.scale.name,
                 "seeds": plan.scale.seeds,
                 **({"lacks": absent.lacks} if absent.lacks else {}),
-                "provenance": _provenance(workshop, spent | {"jobs": plan.engine.workers}, before),
+                "provenance": provenance(workshop, spent | {"jobs": plan.engine.workers}, earlier),
                 "data": data,
             }
             save_result(plan.results, artefact.name, record)
@@ -155,7 +157,7 @@ def _train(
         workshop.train([run], engine, follow)
         for artefact in looking:
             if run.key in keys[artefact.name] and artefact.look is not None:
-                workshop.looked(artefact.name, run, artefact.look)
+                workshop.looked(artefact.look, run)
     return total
 
 
@@ -252,40 +254,17 @@ def _missing(artefact: Artefact, workshop: Workshop) -> list[Run]:
     return [replace(run, weights=run.key in looked_at) for run in lacking]
 
 
-def _runs(artefact: Artefact, workshop: Workshop) -> Sequence[Run]:
-    return artefact.runs(workshop.scale, workshop.results)
-
-
-def _provenance(
-    workshop: Workshop, spent: Mapping[str, float], before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Where the numbers come from: code, data, device, and every run with its settings.
+def _advice(artefact: Artefact, results: Path | None) -> str:
+    """What to delete if what was measured cannot be shown.
 
     Arguments:
-        workshop: where they were measured.
-        spent: seconds of measuring and since the build began, and how many jobs at a time.
-        before: the record of which parts were kept, None for none.
+        artefact: whose.
+        results: where an earlier result is that was partly kept, None if none was.
     """
-    scenarios = {trace.scenario for trace in workshop.used.values()}
-    sources = sorted({name.split("-", 1)[1] for name in scenarios})
-    earlier: Mapping[str, Any] = {} if before is None else before["provenance"]
-    runs = earlier.get("runs", {}) | {
-        key: {
-            "seconds": trace.timings["total"],
-            "code": trace.versions["code"],
-            "device": trace.versions["device"],
-            "torch": trace.versions["torch"],
-            "config": {k: v for k, v in trace.config.items() if k != "device"},
-        }
-        for key, trace in workshop.used.items()
-    }
-    devices = {glance.versions["device"] for glance in workshop.glances}
-    return versions(workshop.device) | {
-        "data": earlier.get("data", {})
-        | {name: file_hashes(name, workshop.data) for name in sources},
-        **spent,
-        "seconds measuring": spent["seconds measuring"] + earlier.get("seconds measuring", 0.0),
-        "looked at on": sorted(devices | set(earlier.get("looked at on", []))),
-        "seconds training": sum(run["seconds"] for run in runs.values()),
-        "runs": dict(sorted(runs.items())),
-    }
+    files = [] if results is None else [str(results / f"{artefact.name}.json")]
+    files += [] if artefact.look is None else [f"{artefact.name}.json in the folders of its runs"]
+    return f"delete {' and '.join(files) or 'the folders of its runs'}"
+
+
+def _runs(artefact: Artefact, workshop: Workshop) -> Sequence[Run]:
+    return artefact.runs(workshop.scale, workshop.results)

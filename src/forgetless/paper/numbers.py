@@ -1,6 +1,6 @@
 """Means and spreads of seeds, tables in Markdown, and the rules by which numbers agree."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from forgetless import metrics
 from forgetless.trace import Trace
 
-DIVERGED = "diverged"  # noted in the trace of a run that broke down
+DIVERGED = "diverged"  # noted in the trace of a run that broke down, and all that is said of it
 UNMEASURED = "–"  # in a table
 
 
@@ -37,6 +37,11 @@ def accuracies(trace: Trace) -> dict[str, Any]:
         "seconds": trace.timings["total"],
         "device": trace.versions["device"],
     }
+
+
+def picked(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Some of a run's `accuracies`; of one that diverged, that it did."""
+    return {name: of[name] for name in (*names, DIVERGED) if name in of}
 
 
 def mean(values: Any) -> float:
@@ -67,6 +72,28 @@ def ahead(one: Any, other: Any) -> tuple[float, float]:
 def shown(values: Any, digits: int = 1) -> str:
     """Mean ± standard deviation."""
     return f"{mean(values):.{digits}f} ± {std(values):.{digits}f}"
+
+
+def average(of: Mapping[str, Any]) -> str:
+    """A_T of a run."""
+    return shown(of["average"])
+
+
+def both(of: Mapping[str, Any]) -> str:
+    """A_T and F_T of a run."""
+    return f"{average(of)} / {shown(of['forgetting'])}"
+
+
+def cell(of: Mapping[str, Any] | None, show: Callable[[Mapping[str, Any]], str] = both) -> str:
+    """A run in a table: what is to be shown of it, – if it was not measured, or that it diverged.
+
+    Arguments:
+        of: what was measured of it, None for nothing.
+        show: of what was measured, that which is shown.
+    """
+    if of is None:
+        return UNMEASURED
+    return DIVERGED if DIVERGED in of else show(of)
 
 
 def same_device(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

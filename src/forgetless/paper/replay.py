@@ -79,8 +79,6 @@ class Replay:
     def directions(self) -> Iterator[Tensor | None]:
         """What the method does not move along, as orthonormal rows (K, p), for each seed."""
         state = self.learner.state
-        if isinstance(state, FactoredSubspace):
-            state = state.dense()
         if self._gem_nt is not None and self._kept:
             network = self.learner.network
             size = network.protected_size
@@ -89,6 +87,9 @@ class Replay:
             yield from (orthonormalize(rows) for rows in gradients)
         elif isinstance(state, DenseSubspace) and state.rank:
             yield from state.rows
+        elif isinstance(state, FactoredSubspace) and state.rank:
+            # One seed's at a time: the rows of all of them may not fit into memory.
+            yield from (atoms.basis() for atoms in state.atoms)
         else:
             yield from [None] * len(self.seeds)
 

@@ -22,9 +22,21 @@ from forgetless.provenance import versions
 from forgetless.runs import Standing, standing
 from forgetless.trace import Trace, is_trace, load_trace
 
-_LOOKS = 1  # version of what is found in weights: another one finds it anew
 
-Look = Callable[["Workshop", Run], Any]  # from a run's weights to what JSON can hold
+@final
+@dataclass(frozen=True)
+class Look:
+    """What an artefact finds in a run's weights.
+
+    Arguments:
+        name: of the artefact.
+        find: from the run to what JSON can hold.
+        version: of what is found; what another one has found is found anew.
+    """
+
+    name: str
+    find: Callable[["Workshop", Run], Any]
+    version: int = 1
 
 
 @final
@@ -164,39 +176,38 @@ class Workshop:
         self.used[run.key] = trace
         return trace
 
-    def has_looked(self, name: str, run: Run) -> bool:
+    def has_looked(self, look: Look, run: Run) -> bool:
         """Whether `looked` knows what it would find."""
-        return self._known(name, run) is not None
+        return self._known(look, run) is not None
 
-    def looked(self, name: str, run: Run, look: Look) -> Any:
+    def looked(self, look: Look, run: Run) -> Any:
         """What an artefact finds in a run's weights: found once and kept beside its trace.
 
         Arguments:
-            name: of the artefact.
-            run: it has been trained, with weights unless it was looked at before.
             look: what finds it.
+            run: it has been trained, with weights unless it was looked at before.
         """
         self.trace(run)
-        glance = self._known(name, run)
+        glance = self._known(look, run)
         if glance is None:
             started = time.perf_counter()
-            found = rounded(look(self, run))
+            found = rounded(look.find(self, run))
             seconds = time.perf_counter() - started
             glance = Glance(found, seconds, versions(self.device))
-            write_beside(self.runs / run.key, name, self._made_as(), asdict(glance))
+            write_beside(self.runs / run.key, look.name, self._made_as(look), asdict(glance))
         self.glances.append(glance)
         return glance.found
 
-    def _known(self, name: str, run: Run) -> Glance | None:
-        plain = read_beside(self.runs / run.key, name, self._made_as())
+    def _known(self, look: Look, run: Run) -> Glance | None:
+        plain = read_beside(self.runs / run.key, look.name, self._made_as(look))
         try:
             glance = None if plain is None else Glance(**plain)
         except TypeError:
             return None
         return glance if glance is not None and glance.is_sound else None
 
-    def _made_as(self) -> list[Any]:
-        return [_LOOKS, self.scale.name]
+    def _made_as(self, look: Look) -> list[Any]:
+        return [look.version, self.scale.name]
 
     def measurable(self, parts: Iterable[str]) -> list[str]:
         """Those parts of the artefact being measured of which everything is there."""

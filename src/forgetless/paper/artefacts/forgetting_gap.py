@@ -1,5 +1,6 @@
 """Why the printed F_T is larger than the measured one: what could explain it, and does not."""
 
+from collections.abc import Iterator
 from math import isnan, nan
 from typing import Any
 
@@ -9,11 +10,12 @@ from numpy.typing import NDArray
 from forgetless import metrics
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
-from forgetless.paper.numbers import mean, table
+from forgetless.paper.numbers import DIVERGED, cell, diverged, mean, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.printed_tasks import FINAL
 from forgetless.paper.work import Workshop
+from forgetless.trace import Trace
 
 _IMAGES = 256  # of a noisy evaluation: an unused setting of the released code
 _DRAWS = 200
@@ -23,14 +25,26 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     """For every cell F_T as measured, as it would be with noisy evaluations, and the best ever."""
     data: dict[str, Any] = {}
     for benchmark, method, trace in table1.traces(workshop):
-        a = trace.accuracy
-        data.setdefault(benchmark, {})[method] = {
-            "forgetting": metrics.forgetting(a),
-            "noisy": _noisy(a),
-            "best": np.mean([a[:, s:, s].max(1) for s in range(a.shape[1] - 1)]),
-            "best ever": np.nanmax(a),
-        }
+        data.setdefault(benchmark, {})[method] = _found(trace)
     return data
+
+
+def _found(trace: Trace) -> dict[str, Any]:
+    if diverged(trace):
+        return {DIVERGED: True}
+    a = trace.accuracy
+    return {
+        "forgetting": metrics.forgetting(a),
+        "noisy": _noisy(a),
+        "best": np.mean([a[:, s:, s].max(1) for s in range(a.shape[1] - 1)]),
+        "best ever": np.nanmax(a),
+    }
+
+
+def _cells(data: Data) -> Iterator[tuple[str, str, Data]]:
+    """Benchmark, method and what was found of every cell that did not diverge."""
+    for benchmark, methods in data.items():
+        yield from ((benchmark, m, of) for m, of in methods.items() if DIVERGED not in of)
 
 
 def _noisy(accuracy: NDArray[np.float64]) -> float:
@@ -53,8 +67,7 @@ def excess(data: Data) -> list[tuple[str, str, float, float]]:
     """For every cell how much higher the implied best is than ours, and what noise would add."""
     return [
         (b, m, implied_best(b, m) - of["best"], of["noisy"] - mean(of["forgetting"]))
-        for b, methods in data.items()
-        for m, of in methods.items()
+        for b, m, of in _cells(data)
     ]
 
 
@@ -71,8 +84,7 @@ def out_of_reach(data: Data) -> list[tuple[str, str]]:
     """Cells whose printed F_T implies a mean best accuracy that no task ever had here."""
     return [
         (benchmark, method)
-        for benchmark, methods in data.items()
-        for method, of in methods.items()
+        for benchmark, method, of in _cells(data)
         if implied_best(benchmark, method) > of["best ever"]
     ]
 
@@ -83,11 +95,11 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         [
             f"{NAMES[benchmark]}, {LABELS[method]}",
             f"{TABLE1[benchmark][method].forgetting:.2f}",
-            f"{mean(of['forgetting']):.2f}",
-            f"{of['noisy']:.2f}",
+            cell(of, lambda of: f"{mean(of['forgetting']):.2f}"),
+            cell(of, lambda of: f"{of['noisy']:.2f}"),
             f"{implied_best(benchmark, method):.1f}",
-            f"{of['best']:.1f}",
-            f"{of['best ever']:.1f}",
+            cell(of, lambda of: f"{of['best']:.1f}"),
+            cell(of, lambda of: f"{of['best ever']:.1f}"),
         ]
         for benchmark, methods in data.items()
         for method, of in methods.items()

@@ -14,7 +14,7 @@ from forgetless.paper.pictures import NAMES, Pictures, panels
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
-from forgetless.paper.work import Workshop
+from forgetless.paper.work import Look, Workshop
 from forgetless.tangent import TangentFeatures
 from forgetless.theory import kernel_change
 
@@ -44,7 +44,7 @@ def _less(benchmark: str) -> str:
     return f"{benchmark} less data"
 
 
-def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+def find(workshop: Workshop, run: Run) -> dict[str, Any]:
     """What becomes of the kernel on samples of task 1, after every task, (S, T) each.
 
     "since start" is ‖K_t − K_0‖ / ‖K_0‖, "in task" ‖K_t − K_{t−1}‖ / ‖K_{t−1}‖ and "captured" the
@@ -66,7 +66,8 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
         now = [phi.gram() for phi in features]
         found["since start"].append(list(map(kernel_change, first, now)))
         found["in task"].append(list(map(kernel_change, before, now)))
-        found["captured"].append(list(map(_captured, features, stored)))
+        pairs = zip(features, stored, strict=True)
+        found["captured"].append([_captured(phi, rows) for phi, rows in pairs])
         before = now
     return {name: np.transpose(curve) for name, curve in found.items()}
 
@@ -77,6 +78,9 @@ def _captured(phi: TangentFeatures, rows: Tensor) -> float:
     return float(inside.square().sum() / phi.squared_sum().sum())
 
 
+LOOK = Look(NAME, find, version=2)  # the first had no "captured"
+
+
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Benchmark → images of a class → what is found in the run's weights."""
     data: dict[str, Any] = {}
@@ -84,7 +88,7 @@ def measure(workshop: Workshop) -> dict[str, Any]:
         sizes = workshop.scale.benchmarks[benchmark].sizes
         for size in sizes if workshop.measurable([_less(benchmark)]) else sizes[-1:]:
             run = _run(workshop.scale, benchmark, size)
-            data.setdefault(benchmark, {})[str(size)] = workshop.looked(NAME, run, look)
+            data.setdefault(benchmark, {})[str(size)] = workshop.looked(LOOK, run)
     return data
 
 
@@ -174,5 +178,5 @@ ARTEFACT = Artefact(
     measure,
     show,
     parts,
-    look=look,
+    look=LOOK,
 )

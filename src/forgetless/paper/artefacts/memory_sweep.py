@@ -7,7 +7,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.numbers import UNMEASURED, accuracies, mean, shown, std, table
+from forgetless.paper.numbers import (
+    DIVERGED,
+    accuracies,
+    average,
+    cell,
+    mean,
+    picked,
+    shown,
+    std,
+    table,
+)
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
@@ -52,8 +62,7 @@ def measure(workshop: Workshop) -> dict[str, Any]:
 
 
 def _kept(workshop: Workshop, run: Run) -> dict[str, Any]:
-    of = accuracies(workshop.trace(run))
-    return {name: of[name] for name in ("average", "forgetting", "final", "seconds")}
+    return picked(accuracies(workshop.trace(run)), "average", "forgetting", "final", "seconds")
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
@@ -63,16 +72,12 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     ]
     memories = sorted({d for _, sizes in sweeps for d in sizes}, key=int)
 
-    def rows(cell: Callable[[Data], str]) -> list[list[str]]:
-        return [
-            [name, *(cell(sizes[d]) if d in sizes else UNMEASURED for d in memories)]
-            for name, sizes in sweeps
-        ]
+    def rows(what: Callable[[Data], str]) -> list[list[str]]:
+        return [[name, *(cell(sizes.get(d), what) for d in memories)] for name, sizes in sweeps]
 
-    average = rows(lambda of: shown(of["average"]))
     first = rows(lambda of: shown(np.transpose(of["final"])[0]))
     return [
-        *table(["A_T, memory per task", *memories], average),
+        *table(["A_T, memory per task", *memories], rows(average)),
         pictures.add("memory", "Average accuracy against memory", lambda: _figure(data)),
         "",
         "*A_T against the directions or samples kept of each task, ± one standard deviation. Table "
@@ -88,7 +93,7 @@ def _figure(data: Data) -> Figure:
     figure, axes = panels(list(data))
     for panel, methods in zip(axes, data.values(), strict=True):
         for method, sizes in methods.items():
-            memories = sorted(map(int, sizes))
+            memories = sorted(int(d) for d, of in sizes.items() if DIVERGED not in of)
             found = [sizes[str(d)]["average"] for d in memories]
             centre, spread = list(map(mean, found)), list(map(std, found))
             panel.errorbar(

@@ -4,17 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.numbers import UNMEASURED, accuracies, shown, table
+from forgetless.paper.artefacts.table1 import cell_run
+from forgetless.paper.numbers import accuracies, cell, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results
 from forgetless.paper.work import Workshop
-
-
-def cell_run(scale: Scale, benchmark: str, method: str) -> Run:
-    """The run of one cell, on the network as the released code trains it."""
-    return Run(scale.config(benchmark, method))
 
 
 def _artefact(name: str, title: str, methods: Sequence[str], note: str) -> Artefact:
@@ -24,7 +20,7 @@ def _artefact(name: str, title: str, methods: Sequence[str], note: str) -> Artef
         return {f"{b}/{m}": (b, m) for b in scale.benchmarks for m in methods}
 
     def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
-        return {part: [cell_run(scale, *cell)] for part, cell in cells(scale).items()}
+        return {part: [cell_run(scale, *names)] for part, names in cells(scale).items()}
 
     def measure(workshop: Workshop) -> dict[str, Any]:
         data: dict[str, Any] = {}
@@ -36,9 +32,6 @@ def _artefact(name: str, title: str, methods: Sequence[str], note: str) -> Artef
         return data
 
     def show(data: Data, pictures: Pictures) -> list[str]:
-        def cell(of: Data | None) -> str:
-            return f"{shown(of['average'])} / {shown(of['forgetting'])}" if of else UNMEASURED
-
         rows = [[NAMES[b], *(cell(of.get(m)) for m in methods)] for b, of in data.items()]
         return [*table(["A_T / F_T", *(LABELS[m] for m in methods)], rows), note, ""]
 

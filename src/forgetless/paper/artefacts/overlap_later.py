@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.artefacts import more_methods, table1
+from forgetless.paper.artefacts import table1
 from forgetless.paper.artefacts.memory_sweep import sweep_run
 from forgetless.paper.numbers import mean, shown, std, table
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
@@ -14,7 +14,7 @@ from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
 from forgetless.paper.store import Results
-from forgetless.paper.work import Workshop
+from forgetless.paper.work import Look, Workshop
 
 NAME = "overlap-later"
 DROP = "rotated"  # the benchmark of the drop figure, with all memories
@@ -31,7 +31,7 @@ def variants(scale: Scale, benchmark: str) -> dict[str, Run]:
     few = (scale.memories[0], scale.memories[-1])
     found = {
         f"sgd {scale.memory}": table1.cell_run(scale, benchmark, "sgd"),
-        f"gem-nt {scale.memory}": more_methods.cell_run(scale, benchmark, "gem-nt"),
+        f"gem-nt {scale.memory}": table1.cell_run(scale, benchmark, "gem-nt"),
     }
     for memory in scale.memories if benchmark == DROP else few:
         for method in ("ogd", "pca-ogd"):
@@ -53,7 +53,7 @@ def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     return {part: [run] for part, (*_, run) in _variants(scale).items()}
 
 
-def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+def find(workshop: Workshop, run: Run) -> dict[str, Any]:
     """Largest and mean singular value of O(1→k) at the weights with which task k starts."""
     scale, replay, later = workshop.scale, workshop.replay(run), {}
     for task in range(run.config.tasks - 1):
@@ -65,21 +65,29 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
     return later
 
 
+LOOK = Look(NAME, find)
+
+
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Spectra of O(1→k), and the drop on task 1: benchmark → "method memory"."""
     data: dict[str, Any] = {}
     every = _variants(workshop.scale)
     for part in workshop.measurable(every):
         benchmark, variant, run = every[part]
-        later = workshop.looked(NAME, run, look)
+        later = workshop.looked(LOOK, run)
         accuracy = workshop.trace(run).accuracy
         drop = accuracy[:, 0, 0] - accuracy[:, -1, 0]
         data.setdefault(benchmark, {})[variant] = {"later": later, "drop": drop}
     return data
 
 
+def seeds(data: Data, benchmark: str = DROP) -> range:
+    """Places of the seeds that all variants have."""
+    return range(min(len(of["drop"]) for of in data[benchmark].values()))
+
+
 def points(
-    data: Data, benchmark: str = DROP, without: str | None = None
+    data: Data, benchmark: str = DROP, without: str | None = None, seed: int | None = None
 ) -> list[tuple[str, float, float]]:
     """Of the drop figure: variant, largest singular value for the last task, drop.
 
@@ -87,21 +95,23 @@ def points(
         data: of this artefact.
         benchmark: whose.
         without: a method that is left out.
+        seed: the place of the only seed that is looked at; None for the mean over all.
     """
+    chosen = slice(None) if seed is None else slice(seed, seed + 1)
     found = []
     for variant, of in data[benchmark].items():
         if variant.split()[0] == without:
             continue
         last = list(of["later"].values())[-1]
-        found.append((variant, mean(last["largest"]), mean(of["drop"])))
+        found.append((variant, mean(last["largest"][chosen]), mean(of["drop"][chosen])))
     return found
 
 
 def rank_correlation(
-    data: Data, benchmark: str = DROP, without: str | None = None
+    data: Data, benchmark: str = DROP, without: str | None = None, seed: int | None = None
 ) -> tuple[float, float]:
     """Spearman's, of overlap and drop over the `points` of the drop figure, and its p-value."""
-    _, overlap, drop = zip(*points(data, benchmark, without), strict=True)
+    _, overlap, drop = zip(*points(data, benchmark, without, seed), strict=True)
     found = spearmanr(overlap, drop)
     return float(found.statistic), float(found.pvalue)
 
@@ -187,5 +197,5 @@ ARTEFACT = Artefact(
     measure,
     show,
     parts,
-    look=look,
+    look=LOOK,
 )

@@ -6,13 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from forgetless.paper.artefact import Artefact, Data, all_or_nothing
+from forgetless.paper.artefacts.overlap_later import label
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.numbers import mean, table
-from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
+from forgetless.paper.pictures import COLOURS, NAMES, Pictures, panels
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.spectra import overlap_with_first
-from forgetless.paper.work import Workshop
+from forgetless.paper.work import Look, Workshop
 
 NAME = "overlap-next"
 BENCHMARKS = ("rotated", "permuted", "cifar")
@@ -29,7 +30,7 @@ def variants(scale: Scale) -> list[tuple[str, int]]:
     return [("sgd", scale.memory), ("gem-nt", scale.memory), *kept]
 
 
-def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+def find(workshop: Workshop, run: Run) -> dict[str, Any]:
     """Spectra at the weights after task 1, by "method memory"."""
     found = {}
     for method, memory in variants(workshop.scale):
@@ -41,9 +42,12 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
     return found
 
 
+LOOK = Look(NAME, find)
+
+
 def measure(workshop: Workshop) -> dict[str, Any]:
     """Benchmark → what is found in the run's weights."""
-    return {b: workshop.looked(NAME, cell_run(workshop.scale, b, "sgd"), look) for b in BENCHMARKS}
+    return {b: workshop.looked(LOOK, cell_run(workshop.scale, b, "sgd")) for b in BENCHMARKS}
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
@@ -55,7 +59,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         for what in ("largest", "mean")
     ]
     return [
-        *table(["singular values of O(1→2)", *map(_label, columns)], rows),
+        *table(["singular values of O(1→2)", *map(label, columns)], rows),
         pictures.add("overlap-next", "Singular values of the overlap matrix of tasks 1 and 2",
                      lambda: _figure(data)),
         "",
@@ -64,11 +68,6 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         "largest memory.*",
         "",
     ]  # fmt: skip
-
-
-def _label(variant: str) -> str:
-    method, memory = variant.split()
-    return LABELS[method] if method in ("sgd", "gem-nt") else f"{LABELS[method]} {memory}"
 
 
 def _figure(data: Data) -> Figure:
@@ -84,7 +83,7 @@ def _figure(data: Data) -> Figure:
                 np.mean(found["spectrum"], 0),
                 "--" if "ogd" in method and int(memory) == memories[0] else "-",
                 color=COLOURS[method],
-                label=_label(variant),
+                label=label(variant),
             )
         panel.set_xlabel("index")
         panel.set_ylim(0, 1.05)
@@ -100,5 +99,5 @@ ARTEFACT = Artefact(
     measure,
     show,
     all_or_nothing(runs),
-    look=look,
+    look=LOOK,
 )

@@ -1,6 +1,6 @@
 """The four tables of final accuracy, task by task, released protocol."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,15 @@ from matplotlib.figure import Figure
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
-from forgetless.paper.numbers import allowance, mean, standard_error, std, table
+from forgetless.paper.numbers import (
+    DIVERGED,
+    allowance,
+    diverged,
+    mean,
+    standard_error,
+    std,
+    table,
+)
 from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
 from forgetless.paper.printed_tasks import FINAL
 from forgetless.paper.work import Workshop
@@ -20,8 +28,14 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     """Accuracy on every task at the end, (S, T) for each benchmark and method."""
     data: dict[str, Any] = {}
     for benchmark, method, trace in table1.traces(workshop):
-        data.setdefault(benchmark, {})[method] = trace.accuracy[:, -1]
+        final = {DIVERGED: True} if diverged(trace) else trace.accuracy[:, -1]
+        data.setdefault(benchmark, {})[method] = final
     return data
+
+
+def _finished(methods: Data) -> dict[str, Any]:
+    """Those of a benchmark's methods that did not diverge."""
+    return {m: final for m, final in methods.items() if not isinstance(final, Mapping)}
 
 
 def agrees(printed: float, spread: float, seeds: Any) -> bool:
@@ -38,17 +52,22 @@ def closely(printed: float, spread: float, seeds: Any) -> bool:
 def agreeing(
     data: Data, rule: Callable[[float, float, Any], bool] = agrees
 ) -> dict[str, tuple[int, int]]:
-    """For each benchmark how many of its printed cells agree, and how many there are."""
+    """For each benchmark how many of its printed cells agree, and how many there are.
+
+    None of a method that diverged does.
+    """
     counts = {}
     for benchmark, methods in data.items():
+        finished = _finished(methods)
         within = [
             rule(printed, spread, seeds)
-            for method, final in methods.items()
+            for method, final in finished.items()
             for printed, spread, seeds in zip(
                 *FINAL[benchmark][method], np.transpose(final), strict=False
             )
         ]
-        counts[benchmark] = sum(within), len(within)
+        broken = sum(len(FINAL[benchmark][m][0]) for m in methods if m not in finished)
+        counts[benchmark] = sum(within), len(within) + broken
     return counts
 
 
@@ -60,10 +79,17 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         for benchmark, (good, of) in counts.items()
     ]
     good, of = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
+    broken = [
+        f"{NAMES[b]} {LABELS[m]}"
+        for b, methods in data.items()
+        for m in methods
+        if m not in _finished(methods)
+    ]
     rows.append(["all", f"{good} of {of}", f"{100 * good / of:.0f} %"])
     return [
         *table(["", "cells that agree", ""], rows),
-        f"A cell agrees within max({LEAST}, 2σ) points.",
+        f"A cell agrees within max({LEAST}, 2σ) points."
+        + (f" None does of what diverged: {', '.join(broken)}." if broken else ""),
         "",
         pictures.add("per-task", "Final accuracy of every task, here and in the paper",
                      lambda: _figure(data)),
@@ -77,7 +103,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 def _figure(data: Data) -> Figure:
     figure, axes = panels(list(data), width=2.6, height=2.8)
     for panel, (benchmark, methods) in zip(axes, data.items(), strict=True):
-        for method, final in methods.items():
+        for method, final in _finished(methods).items():
             values = np.asarray(final, float)
             tasks = np.arange(1, values.shape[1] + 1)
             centre, spread = values.mean(0), values.std(0)

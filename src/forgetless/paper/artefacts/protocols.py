@@ -4,7 +4,7 @@ from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import strength, table1
-from forgetless.paper.numbers import DIVERGED, UNMEASURED, accuracies, shown, table
+from forgetless.paper.numbers import DIVERGED, accuracies, cell, picked, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
 from forgetless.paper.scale import METHODS, Protocol, Scale
@@ -66,8 +66,8 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     for part in workshop.measurable(cells):
         benchmark, protocol, method = cells[part]
         run = cell_run(workshop.scale, workshop.results, benchmark, method, protocol)
-        cell = {DIVERGED: True} if run is None else accuracies(workshop.trace(run))
-        kept = {k: cell[k] for k in ("average", "forgetting", DIVERGED) if k in cell}
+        of = {DIVERGED: True} if run is None else accuracies(workshop.trace(run))
+        kept = picked(of, "average", "forgetting")
         data.setdefault(benchmark, {}).setdefault(protocol, {})[method] = kept
     return data
 
@@ -77,7 +77,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     rows = []
     for benchmark, protocols in data.items():
         for protocol, methods in protocols.items():
-            cells = [_cell(methods.get(method)) for method in METHODS]
+            cells = [cell(methods.get(method)) for method in METHODS]
             rows.append([f"{NAMES[benchmark]}, {protocol}", *cells])
     return [
         *table(["A_T / F_T", *(LABELS[m] for m in METHODS)], rows),
@@ -89,14 +89,6 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         "are kept in float32 under the released protocol and in bfloat16 under the others.",
         "",
     ]
-
-
-def _cell(of: Data | None) -> str:
-    if of is None:
-        return UNMEASURED
-    if DIVERGED in of:
-        return "diverged"
-    return f"{shown(of['average'])} / {shown(of['forgetting'])}"
 
 
 ARTEFACT = Artefact(

@@ -111,7 +111,7 @@ def _choice(tried: Data) -> str:
 def _cell(tried: Data, strength: str) -> str:
     if strength not in tried:
         return UNMEASURED
-    return f"{mean(tried[strength]):.1f}" if tried[strength] else "diverged"
+    return f"{mean(tried[strength]):.1f}" if tried[strength] else DIVERGED
 
 
 ARTEFACT = Artefact(

@@ -1,10 +1,11 @@
 """Table 1: average accuracy and forgetting of five methods on four benchmarks, as released."""
 
 from collections.abc import Iterator
+from math import isnan, nan
 from typing import Any
 
 from forgetless.paper.artefact import Artefact, Data
-from forgetless.paper.numbers import accuracies, allowance, mean, shown, std, table
+from forgetless.paper.numbers import DIVERGED, accuracies, allowance, cell, mean, shown, std, table
 from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1, Cell
 from forgetless.paper.run import Run
@@ -42,12 +43,17 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     return data
 
 
-def agreement(cell: Cell, of: Data, what: str = "average") -> tuple[bool, float, float]:
-    """Whether A_T ("forgetting": F_T) agrees, by how much it differs, and by how much it may."""
-    printed, spread = cell.accuracy, cell.accuracy_std
+def agreement(printed: Cell, of: Data, what: str = "average") -> tuple[bool, float, float]:
+    """Whether A_T ("forgetting": F_T) agrees, by how much it differs, and by how much it may.
+
+    What diverged does not agree, by NaN.
+    """
+    if DIVERGED in of:
+        return False, nan, nan
+    value, spread = printed.accuracy, printed.accuracy_std
     if what == "forgetting":
-        printed, spread = cell.forgetting, cell.forgetting_std
-    difference = mean(of[what]) - printed
+        value, spread = printed.forgetting, printed.forgetting_std
+    difference = mean(of[what]) - value
     allowed = allowance(LEAST, spread, std(of[what]))
     return abs(difference) <= allowed, difference, allowed
 
@@ -57,16 +63,17 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     rows, agreed = [], {"average": 0, "forgetting": 0}
     for benchmark, methods in data.items():
         for method, of in methods.items():
-            cell = TABLE1[benchmark][method]
+            paper = TABLE1[benchmark][method]
             row = [f"{NAMES[benchmark]}, {LABELS[method]}"]
             for what, printed in (
-                ("average", (cell.accuracy, cell.accuracy_std)),
-                ("forgetting", (cell.forgetting, cell.forgetting_std)),
+                ("average", (paper.accuracy, paper.accuracy_std)),
+                ("forgetting", (paper.forgetting, paper.forgetting_std)),
             ):
-                agrees, difference, allowed = agreement(cell, of, what)
+                agrees, difference, allowed = agreement(paper, of, what)
                 agreed[what] += agrees
-                text = f"{difference:+.1f} ({allowed:.1f})"
-                row += ["{:.2f} ± {:.2f}".format(*printed), shown(of[what])]
+                text = DIVERGED if isnan(difference) else f"{difference:+.1f} ({allowed:.1f})"
+                here = cell(of, lambda of, what=what: shown(of[what]))  # type: ignore[misc]
+                row += ["{:.2f} ± {:.2f}".format(*printed), here]
                 row += [text if agrees else f"**{text}**"]
             rows.append(row)
     by = "difference (allowed)"

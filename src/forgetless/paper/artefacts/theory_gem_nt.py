@@ -12,6 +12,7 @@ from forgetless.paper.artefacts.theory_problems import (
     P,
     some_tasks,
 )
+from forgetless.streams import global_stream
 from forgetless.theory import LinearTask, decompose, learn, remembered
 
 _CASES = 10
@@ -67,8 +68,9 @@ def one_sample() -> float:
     """Largest angle (1 − |cos|) between ∇ ½(f − y)² and ∇f of a small network, one sample."""
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
-    for _ in range(_CASES):
-        network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    for case in range(_CASES):
+        with global_stream(case, "a small network"):
+            network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
         x = torch.randn(1, 5, generator=generator, dtype=torch.float64)
         output = network(x).squeeze()
         loss = 0.5 * (output - 3.0) ** 2

@@ -1,5 +1,6 @@
 """The worst-case toy: linear regression on data without structure, OGD against PCA-OGD."""
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 def _full(data: Data) -> list[str]:
     """In which settings no direction is left long before the last task, in words."""
     sizes = sorted({int(setting.split()[1]) for setting in data})
-    few = [f"p = {p} after task {p // MEMORY}" for p in sizes if p < MEMORY * (TASKS - 1)]
+    few = [f"p = {p} after task {ceil(p / MEMORY)}" for p in sizes if p < MEMORY * (TASKS - 1)]
     if not few:
         return []
     what = "All directions are taken, and nothing more is learned by OGD and PCA-OGD, for"

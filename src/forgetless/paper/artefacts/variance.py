@@ -14,7 +14,7 @@ from forgetless.paper.printed import VARIANCE
 from forgetless.paper.replay import Replay
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
-from forgetless.paper.work import Workshop
+from forgetless.paper.work import Look, Workshop
 from forgetless.theory import explained_variance
 
 NAME = "variance"
@@ -37,7 +37,7 @@ def runs(scale: Scale) -> list[Run]:
     return [cell_run(scale, b, "pca-ogd") for b in BENCHMARKS]
 
 
-def look(workshop: Workshop, run: Run) -> dict[str, Any]:
+def find(workshop: Workshop, run: Run) -> dict[str, Any]:
     """Percent explained, (S, counts), by moment; and for few components."""
     scale = workshop.scale
     counts = [*scale.variance_counts, scale.few]
@@ -54,12 +54,15 @@ def look(workshop: Workshop, run: Run) -> dict[str, Any]:
     return found
 
 
+LOOK = Look(NAME, find)
+
+
 def measure(workshop: Workshop) -> dict[str, Any]:
     """The counts, and benchmark → what is found in the run's weights."""
     scale = workshop.scale
     runs_ = {b: cell_run(scale, b, "pca-ogd") for b in BENCHMARKS}
     data: dict[str, Any] = {"counts": list(scale.variance_counts), "few": scale.few}
-    return data | {b: workshop.looked(NAME, run, look) for b, run in runs_.items()}
+    return data | {b: workshop.looked(LOOK, run) for b, run in runs_.items()}
 
 
 def _grams(replay: Replay, task: int, samples: int) -> list[torch.Tensor]:
@@ -149,5 +152,5 @@ ARTEFACT = Artefact(
     measure,
     show,
     all_or_nothing(runs),
-    look=look,
+    look=LOOK,
 )

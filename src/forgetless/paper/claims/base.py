@@ -1,9 +1,10 @@
 """A claim of the paper, the test that decides it, and the verdict."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from forgetless.paper.numbers import DIVERGED
 from forgetless.paper.pictures import titled
 from forgetless.paper.store import Results, is_among, readable
 
@@ -61,7 +62,10 @@ class Claims:
 
 
 def measured(needs: Sequence[str], results: Results) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The data of artefacts, as `Claim` names them, and what of it is not there, in words."""
+    """The data of artefacts, as `Claim` names them, and what of it is not there, in words.
+
+    What is needed may be part of what is lacking, or have it as a part.
+    """
     data: list[Mapping[str, Any]] = []
     missing = []
     for need in needs:
@@ -71,7 +75,12 @@ def measured(needs: Sequence[str], results: Results) -> tuple[list[Mapping[str, 
             missing.append(name)
             continue
         lacks = record.get("lacks", [])
-        lacking = [titled(p) for p in lacks if not parts or is_among(p, parts.split(", "))]
+        needed = parts.split(", ") if parts else lacks
+        lacking = [
+            titled(part)
+            for part in lacks
+            if is_among(part, needed) or any(is_among(other, [part]) for other in needed)
+        ]
         words = " and ".join(lacking) if len(lacking) < 4 else f"{len(lacking)} of its parts"
         missing += [f"{name} on {words}"] if lacking else []
         data.append(record["data"])
@@ -85,16 +94,29 @@ def judged(claim: Claim, results: Results) -> Finding:
     if missing and not (claim.fails_early and len(data) == len(claim.needs)):
         return UNDECIDED, "", waits
     with readable(", ".join(claim.needs)):
-        word, found, why = claim.decide(*data)
+        try:
+            word, found, why = claim.decide(*data)
+        except KeyError:
+            if not _diverged(data):
+                raise
+            return UNDECIDED, "", "training diverged in a run that is compared"
     if not missing:
         return word, found, why
     return (word, found, waits) if word == FAILS else (UNDECIDED, "", waits)
 
 
+def _diverged(data: Any) -> bool:
+    """Whether training broke down in one of the runs that something was measured on."""
+    if isinstance(data, Mapping):
+        return DIVERGED in data or _diverged(list(data.values()))
+    return isinstance(data, list) and any(map(_diverged, data))
+
+
 def over_protocols(words: Mapping[str, Word]) -> Word:
     """Of what is true under each protocol: whether it is under all, or only under the released.
 
-    What cannot be decided under one of them cannot be for all.
+    A failure under another protocol settles that it is only under the released one, whatever
+    cannot be decided under a third. Else what cannot be decided under one cannot be for all.
     """
     released = words.get("released", UNDECIDED)
     if released != HOLDS or set(words.values()) == {HOLDS}:
@@ -105,6 +127,12 @@ def over_protocols(words: Mapping[str, Word]) -> Word:
 def by_noise(difference: float, noise: float) -> Word:
     """Whether something is clearly above zero, clearly below, or neither."""
     return HOLDS if difference > noise else FAILS if difference < -noise else UNDECIDED
+
+
+def everywhere(words: Iterable[Word]) -> Word:
+    """Holds where everything does, and not where anything does not."""
+    found = set(words)
+    return FAILS if FAILS in found else HOLDS if found == {HOLDS} else UNDECIDED
 
 
 def either(decision: bool) -> Word:

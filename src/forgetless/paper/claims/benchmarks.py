@@ -1,10 +1,10 @@
 """Claims of section 5.3 and its appendix: accuracy and forgetting on the four benchmarks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forgetless.paper.artefact import Data
-from forgetless.paper.artefacts import forgetting_gap, per_task, table1
+from forgetless.paper.artefacts import forgetting_gap, per_task, protocols, table1
 from forgetless.paper.claims.base import (
     FAILS,
     HOLDS,
@@ -14,12 +14,13 @@ from forgetless.paper.claims.base import (
     Word,
     by_noise,
     either,
+    everywhere,
     over_protocols,
 )
-from forgetless.paper.numbers import ahead, mean
+from forgetless.paper.numbers import DIVERGED, ahead, mean
 from forgetless.paper.pictures import LABELS, NAMES
 from forgetless.paper.printed import TABLE1
-from forgetless.paper.scale import METHODS
+from forgetless.paper.scale import FULL, METHODS
 
 CLAIMS = Claims()
 _CLEARLY = "by more than two standard errors of the difference (±), every protocol"
@@ -40,6 +41,7 @@ def _forgetting(data: Data, gap: Data) -> Finding:
         mean(of["forgetting"]) < TABLE1[b][m].forgetting
         for b, methods in data.items()
         for m, of in methods.items()
+        if DIVERGED not in of
     )
     far = [f"{NAMES[b]} {LABELS[m]}" for b, m in forgetting_gap.out_of_reach(gap)]
     if far:
@@ -72,28 +74,56 @@ def _tasks(data: Data) -> Finding:
     return either(good >= 0.9 * of), f"{good} of {of}", why
 
 
+def _cells_of(*methods: str) -> str:
+    """Of the protocols, all cells of some methods, as `Claim` names them."""
+    rows = [f"{b}/{p}" for b in FULL.benchmarks for p in protocols.variants(FULL, b)]
+    return f"protocols: {', '.join(f'{row}/{m}' for row in rows for m in methods)}"
+
+
 @CLAIMS.add(
     "section 5.3",
     "PCA-OGD is comparable to A-GEM overall",
     "A_T not below A-GEM's by more than 2, four benchmarks, every protocol",
-    "protocols",
+    _cells_of("a-gem", "pca-ogd"),
     fails_early=True,
 )
 def _comparable(data: Data) -> Finding:
-    found = {
-        (b, p): mean(cells["pca-ogd"]) - mean(cells["a-gem"])
-        for b, protocols in data.items()
-        for p, cells in _values(protocols, "average").items()
-        if {"pca-ogd", "a-gem"} <= set(cells)
-    }
-    protocols = {p for _, p in found}
-    words = {p: either(all(v >= -2 for (_, q), v in found.items() if q == p)) for p in protocols}
-    parts = [
-        f"{p} " + ", ".join(f"{NAMES[b]} {v:+.1f}" for (b, q), v in found.items() if q == p)
-        for p in sorted(protocols, reverse=True)
-    ]
+    words, shown = _by_protocol(data), _by_protocol(data)
+    for benchmark, protocol, rival in _compared(data, "pca-ogd", "a-gem"):
+        word, text = FAILS, DIVERGED
+        if rival is not None:
+            of = data[benchmark][protocol]
+            lead = mean(of["pca-ogd"]["average"]) - mean(of[rival]["average"])
+            word, text = either(lead >= -2), f"{lead:+.1f}"
+        words[protocol].append(word)
+        shown[protocol].append(f"{NAMES[benchmark]} {text}")
+    parts = [f"{p} {', '.join(shown[p])}" for p in sorted(shown, reverse=True) if shown[p]]
     why = "PCA-OGD minus A-GEM, which keeps samples and far fewer bytes"
-    return over_protocols(words), "; ".join(parts), why
+    return _in_all(words), "; ".join(parts), why
+
+
+def _by_protocol(data: Data) -> dict[str, list[Any]]:
+    """An empty list for every protocol of some benchmark."""
+    return {protocol: [] for of in data.values() for protocol in of}
+
+
+def _in_all(words: Mapping[str, list[Word]]) -> Word:
+    """Of verdicts on several cells of each protocol."""
+    return over_protocols({protocol: everywhere(of) for protocol, of in words.items()})
+
+
+def _compared(data: Data, method: str, *rivals: str) -> Iterator[tuple[str, str, str | None]]:
+    """Benchmark, protocol and each rival to compare a method with; None if the method diverged.
+
+    Cells that are not measured are left out, and rivals that diverged.
+    """
+    for benchmark, of in data.items():
+        for protocol, cells in of.items():
+            if DIVERGED in cells.get(method, {}):
+                yield benchmark, protocol, None
+            elif method in cells:
+                there = [m for m in rivals if m in cells and DIVERGED not in cells[m]]
+                yield from ((benchmark, protocol, rival) for rival in there)
 
 
 def _values(protocols: Data, what: str) -> dict[str, dict[str, Any]]:
@@ -157,6 +187,10 @@ def _first(protocols: Data, method: str, what: str, sign: int = 1) -> Finding:
             shown.append(f"{protocol} diverged")
             continue
         others = [m for m in cells if m != method]
+        if not others:
+            words[protocol] = UNDECIDED
+            shown.append(f"{protocol} all others diverged")
+            continue
         rival = max(others, key=lambda m: sign * mean(cells[m]))
         lead, noise = ahead(cells[method], cells[rival])
         words[protocol] = by_noise(sign * lead, noise)
@@ -218,44 +252,40 @@ def _gem_nt_robust(more: Data, table: Data) -> Finding:
 
 
 def _robust(cells: Data, table: Data) -> Finding:
-    sgd = {
-        b: of["sgd"]["forgetting"] for b, of in table.items() if "forgetting" in of.get("sgd", {})
-    }
-    gains = {
-        b: ahead(of["forgetting"], sgd[b])
-        for b, of in cells.items()
-        if "forgetting" in of and b in sgd
-    }
-    shown = ", ".join(f"{NAMES[b]} {gain:+.1f} ± {noise:.1f}" for b, (gain, noise) in gains.items())
-    word = _everywhere(by_noise(-gain, noise) for gain, noise in gains.values())
-    return word, f"F_T minus SGD's: {shown}", _WITHIN if word == UNDECIDED else ""
-
-
-def _everywhere(words: Iterable[Word]) -> Word:
-    """Holds where everything does, and not where anything does not."""
-    found = set(words)
-    return FAILS if FAILS in found else HOLDS if found == {HOLDS} else UNDECIDED
+    words: list[Word] = []
+    shown = []
+    for benchmark, of in cells.items():
+        sgd = table.get(benchmark, {}).get("sgd", {})
+        if DIVERGED in of:
+            words.append(FAILS)
+            shown.append(f"{NAMES[benchmark]} {DIVERGED}")
+        elif "forgetting" in sgd:
+            gain, noise = ahead(of["forgetting"], sgd["forgetting"])
+            words.append(by_noise(-gain, noise))
+            shown.append(f"{NAMES[benchmark]} {gain:+.1f} ± {noise:.1f}")
+    word = everywhere(words)
+    return word, f"F_T minus SGD's: {', '.join(shown)}", _WITHIN if word == UNDECIDED else ""
 
 
 @CLAIMS.add(
     "abstract, conclusion",
     "PCA-OGD mitigates forgetting on classical datasets",
     "F_T below SGD's and OGD's by more than two standard errors, four benchmarks, every protocol",
-    "protocols",
+    _cells_of("sgd", "ogd", "pca-ogd"),
     fails_early=True,
 )
 def _mitigates(data: Data) -> Finding:
-    words: dict[str, list[Word]] = {}
+    words = _by_protocol(data)
     doubtful = []
-    for benchmark, protocols in data.items():
-        for protocol, cells in _values(protocols, "forgetting").items():
-            rivals = [m for m in ("sgd", "ogd") if m in cells and "pca-ogd" in cells]
-            for rival in rivals:
-                word = by_noise(*ahead(cells[rival], cells["pca-ogd"]))
-                words.setdefault(protocol, []).append(word)
-                if word != HOLDS:
-                    how = "higher" if word == FAILS else "the same"
-                    doubtful.append(f"{NAMES[benchmark]} {protocol} ({how} as {LABELS[rival]})")
-    word = over_protocols({protocol: _everywhere(of) for protocol, of in words.items()})
-    shown = f"not: {', '.join(sorted(doubtful))}" if doubtful else "in every cell"
+    for benchmark, protocol, rival in _compared(data, "pca-ogd", "sgd", "ogd"):
+        word, how = FAILS, DIVERGED
+        if rival is not None:
+            of = data[benchmark][protocol]
+            word = by_noise(*ahead(of[rival]["forgetting"], of["pca-ogd"]["forgetting"]))
+            how = "higher than" if word == FAILS else "within noise of"
+            how += f" {LABELS[rival]}'s"
+        words[protocol].append(word)
+        doubtful += [f"{NAMES[benchmark]} {protocol} ({how})"] if word != HOLDS else []
+    word = _in_all(words)
+    shown = f"not clearly: {', '.join(sorted(doubtful))}" if doubtful else "in every cell"
     return word, shown, _WITHIN if word == UNDECIDED else ""
