@@ -16,7 +16,7 @@ from forgetless.linalg import orthonormalize
 from forgetless.methods import GEMNT, Samples, build_method
 from forgetless.models import build_model
 from forgetless.streams import stream
-from forgetless.subspace import DenseSubspace, FactoredSubspace
+from forgetless.subspace import DenseSubspace, FactoredSubspace, Subspace
 from forgetless.tangent import TangentFeatures, held
 from forgetless.trace import Trace
 
@@ -75,6 +75,15 @@ class Replay:
         else:
             index = choose(self._gem_nt.memory, len(train), self._draws).to(theta.device)
             self._kept.append(batch_of(train, index, task))
+
+    def kept_bytes(self) -> int:
+        """Bytes of what the method remembers for the first seed."""
+        state = self.learner.state
+        if self._gem_nt is not None:
+            return sum(t.nbytes for samples in self._kept for t in samples.tensors(0).values())
+        if isinstance(state, Subspace):
+            return state.nbytes
+        return sum(tensor.nbytes for tensor in state.tensors(0).values())
 
     def directions(self) -> Iterator[Tensor | None]:
         """What the method does not move along, as orthonormal rows (K, p), for each seed."""

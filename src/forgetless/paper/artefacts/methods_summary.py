@@ -10,7 +10,6 @@ from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.work import Workshop
-from forgetless.subspace import Subspace
 
 BENCHMARKS = ("rotated", "cifar")
 # Method, and how its directions are kept.
@@ -18,6 +17,7 @@ KEPT = (
     ("sgd", "dense"),
     ("ewc", "dense"),
     ("a-gem", "dense"),
+    ("gem-nt", "dense"),
     ("ogd", "dense"),
     ("ogd", "factored"),
     ("pca-ogd", "dense"),
@@ -27,6 +27,7 @@ _WORDS = {
     "sgd": ("nothing", "no"),
     "ewc": ("Fisher diagonal, one anchor", "no"),
     "a-gem": ("samples", "yes, every step"),
+    "gem-nt": ("samples", "yes, every step, of every task"),
     "ogd": ("gradients of samples", "no"),
     "pca-ogd": ("top principal directions of gradients", "no"),
 }
@@ -79,9 +80,7 @@ def kept_bytes(
     seen = []
     for task in range(min(count, 3)):
         replay.remember(task)
-        state = replay.learner.state
-        kept = state.tensors(0).values() if not isinstance(state, Subspace) else (state,)
-        seen.append(sum(part.nbytes for part in kept))
+        seen.append(replay.kept_bytes())
     return seen[count - 1] if count <= 3 else grown(seen, count)
 
 

@@ -200,8 +200,8 @@ def _grid() -> Finding:
 )
 def _stored(methods: Data) -> Finding:
     of = methods["bytes"]["rotated"]
-    samples, rows, factored = of["a-gem dense"], of["ogd dense"], of["ogd factored"]
+    samples, rows, factored = of["gem-nt dense"], of["ogd dense"], of["ogd factored"]
     held = of["pca-ogd dense"] == rows and samples < rows / 10
-    measured = f"{samples / 1e6:.2f} MB of samples (A-GEM's, as many), {rows / 1e6:.1f} MB of rows"
+    measured = f"{samples / 1e6:.2f} MB of samples, {rows / 1e6:.1f} MB of rows"
     why = f"OGD's gradients need not be stored as such: factored they take {factored / 1e6:.1f} MB"
     return either(held), measured, why
