@@ -1,13 +1,14 @@
 """Projection, training step and whole runs on one GPU, against plain forms and the bandwidth.
 
-    python benchmarks/gpu.py [--data DIR] [--parts projection,step,runs] [--repeats 20] [--out]
+    python benchmarks/gpu.py [--data DIR] [--parts projection,step,runs] [--cells ewc,split-mnist]
+        [--repeats 20] [--out]
 
 The projection away from K rows for each of five seeds has a floor: the bytes of the rows over the
 bandwidth of a large copy measured in the same run. The reference is the usual two products; beside
 it stands a plain sum over as many bytes, which starts and ends as any kernel must. A training step
 is compared with the same step launched from Python. Runs are cells of the paper's Table 1 (MNIST,
-five seeds, protocol "released"), from the configuration to the trace. Parts that are not measured
-again stay in the file as they are.
+five seeds, protocol "released"), from the configuration to the trace. Parts and runs that are not
+measured again stay in the file as they are.
 """
 
 import argparse
@@ -44,6 +45,7 @@ CELLS = [
     for method in ("sgd", "ewc", "a-gem", "ogd", "pca-ogd")
     for scenario in ("rotated-mnist", "permuted-mnist", "split-mnist")
 ]
+RUNS = [*CELLS, ("rotated-mnist", "pca-ogd, bfloat16 rows")]
 
 
 def timed(function: Callable[[], object], repeats: int) -> list[float]:
@@ -150,8 +152,8 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
     """Whole runs, one after the other in this process."""
     print("\nRuns, five seeds, protocol released")
     found = []
-    for scenario, name in [*cells, ("rotated-mnist", "pca-ogd, bfloat16 rows")]:
-        method = name.split(",")[0]
+    for scenario, name in cells:
+        method = method_of(name)
         started = time.perf_counter()
         storage = "bfloat16" if "bfloat16" in name else "dense"
         config = resolve(scenario, method, protocol="released", seeds=str(SEEDS), storage=storage)
@@ -163,7 +165,8 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
         accuracy, forgotten = average_accuracy(trace.accuracy), forgetting(trace.accuracy)
         found.append(
             {"scenario": scenario, "method": name, "seconds": seconds, "parts": trace.timings,
-             "average_accuracy": accuracy.tolist(), "forgetting": forgotten.tolist()}
+             "average_accuracy": accuracy.tolist(), "forgetting": forgotten.tolist(),
+             "versions": versions(torch.device("cuda"))}
         )  # fmt: skip
         parts = ", ".join(f"{k} {v:.1f}" for k, v in trace.timings.items() if k != "total")
         print(
@@ -171,8 +174,36 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
             f"A_T {accuracy.mean():.2f} ± {accuracy.std():.2f}  F_T {forgotten.mean():.2f}",
             flush=True,
         )
-    print(f"all cells of the table: {sum(f['seconds'] for f in found[: len(cells)]):.1f} s")
+    if set(CELLS) <= set(cells):
+        whole = sum(run["seconds"] for run in found if cell_of(run) in CELLS)
+        print(f"all cells of the table: {whole:.1f} s")
     return found
+
+
+def method_of(name: str) -> str:
+    """The method of a run, without how its rows are kept."""
+    return name.split(",")[0]
+
+
+def chosen(wanted: str) -> list[tuple[str, str]]:
+    """The runs whose scenario or method is named, between commas; all if none is."""
+    names = set(wanted.split(","))
+    return [(s, m) for s, m in RUNS if not wanted or names & {s, method_of(m)}]
+
+
+def cell_of(run: dict[str, Any]) -> tuple[str, str]:
+    """What a run is of."""
+    return run["scenario"], run["method"]
+
+
+def merged(report: dict[str, Any], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of a report and new ones, which take the place of old ones, in the table's order."""
+    old = report.get("runs", [])
+    if old:  # a run has the versions that it was measured with, not those of the latest
+        old = [{"versions": report["versions"]["runs"]} | run for run in old]
+    found = {cell_of(run): run for run in [*old, *new]}
+    rank = {cell: i for i, cell in enumerate(RUNS)}
+    return sorted(found.values(), key=lambda run: rank.get(cell_of(run), len(rank)))
 
 
 def main() -> None:
@@ -186,14 +217,12 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("needs a CUDA GPU")
-    wanted = options.cells.split(",")
-    cells = [c for c in CELLS if wanted == [""] or set(c) & set(wanted)]
     known = options.out and options.out.is_file()
     report: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if known else {}
     parts: dict[str, Callable[[], Any]] = {
         "projection": lambda: projection(options.repeats),
         "step": lambda: step(options.data),
-        "runs": lambda: runs(options.data, cells),
+        "runs": lambda: merged(report, runs(options.data, chosen(options.cells))),
     }
     for part in options.parts.split(","):
         report[part] = parts[part]()

@@ -107,6 +107,7 @@ def consolidation(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     rows = by_loop(model, *data)
     loop = time.perf_counter() - start
     usual = {name: loop + min(warm_seconds(lambda: pca(rows), 1)) for name, pca in PCA.items()}  # noqa: B023
+    # Directions are found from a Gram matrix in float32 (see `precise_enough_gram`).
     gram = 3000**2 * sum(WIDTHS[:-1] + WIDTHS[1:])
     floor = (gram + 2 * 3000 * 100 * size) / product_rate(torch.float32)
     return {

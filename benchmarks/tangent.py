@@ -6,7 +6,8 @@ The network is the paper's MLP 784-100-100-10, briefly trained on shifted and ro
 questions: how long the Gram matrix takes against a loop of autograd calls and against vmap, how
 much memory that costs, and how long the top 100 directions take against randomised PCA, to which
 the dense features are given for free. The floor of each is its floating-point operations over the
-rate of a large matrix product measured in the same run.
+rate of a large matrix product measured in the same run, in the precision in which it is computed:
+the Gram matrix in float64, that from which directions are found in float32.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,15 +146,22 @@ def described(taken: list[float]) -> str:
     return f"{statistics.median(taken):8.3f} s ({min(taken):.3f} to {max(taken):.3f})"
 
 
+def floors(n: int, rates: Mapping[str, float]) -> tuple[float, float]:
+    """Seconds that the arithmetic of a Gram matrix takes, and that of the top directions."""
+    pairs = list(pairwise(WIDTHS))
+    p = sum((a + 1) * b for a, b in pairs)
+    # Half of a symmetric matrix: (A Aᵀ)∘(D Dᵀ) of each layer; and one product (k, n) · (n, p).
+    gram, product = n * n * sum(a + b for a, b in pairs), 2 * COMPONENTS * n * p
+    # `gram` computes in float64, `top` in float32 (see `precise_enough_gram`).
+    return gram / rates["torch.float64"], (gram + product) / rates["torch.float32"]
+
+
 def run(n: int, repeats: int) -> dict[str, object]:
     """Measure everything and print it as a table."""
     rates = {str(d): product_rate(d) for d in (torch.float64, torch.float32)}
     at = setting(n)
-    pairs = list(pairwise(WIDTHS))
-    p = sum((a + 1) * b for a, b in pairs)
-    # Half of a symmetric matrix: (A Aᵀ)∘(D Dᵀ) of each layer; and one product (k, n) · (n, p).
-    gram_floor = n * n * sum(a + b for a, b in pairs) / rates["torch.float64"]
-    top_floor = gram_floor + 2 * COMPONENTS * n * p / rates["torch.float32"]
+    p = sum((a + 1) * b for a, b in pairwise(WIDTHS))
+    gram_floor, top_floor = floors(n, rates)
     print(f"n = {n}, p = {p}, {torch.get_num_threads()} threads; products at "
           + ", ".join(f"{r / 1e9:.0f} GFlop/s in {d}" for d, r in rates.items()))  # fmt: skip
 

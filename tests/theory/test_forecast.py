@@ -160,6 +160,31 @@ def test_a_basis_is_avoided():
     torch.testing.assert_close(result.protected[0].outputs, result.now.outputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_basis_of_any_precision_and_with_rows_of_zeros(dtype):
+    source, target = tasks()
+    model = network()
+    size = TangentModel(model).size
+    rows = torch.linalg.qr(torch.randn(size, 5, dtype=torch.float64))[0].T.to(dtype)
+    expected = forecast(model, source, target, lr=0.1, basis=rows.double())
+    padded = torch.cat([rows[:2], torch.zeros(2, size, dtype=dtype), rows[2:]]).requires_grad_()
+    result = forecast(model, source, target, lr=0.1, basis=padded)
+    torch.testing.assert_close(result.plain.outputs, expected.plain.outputs)
+    assert not result.plain.outputs.requires_grad
+    none = forecast(model, source, target, lr=0.1, basis=rows[:0])
+    plain = forecast(model, source, target, lr=0.1)
+    torch.testing.assert_close(none.plain.outputs, plain.plain.outputs)
+
+
+def test_no_more_directions_are_reported_than_there_were():
+    (inputs, labels), target = tasks()
+    few = inputs[:4], labels[:4]
+    told = []
+    result = forecast(network(), few, target, lr=0.1, components=(2, 100), observer=told.append)
+    assert [o.components for o in result.protected] == [2, 4]
+    assert "the same with 4 directions protected" in told
+
+
 def test_the_network_is_left_as_it_was():
     model = network().train()
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -274,7 +299,13 @@ def test_regression_with_a_loss_of_ones_own():
             {"source": (torch.zeros(2, 4), torch.tensor([0, 1]))},
             r"does not take the inputs of the source, of shape \(4,\)",
         ),
-        ({"basis": torch.zeros(2, 3)}, "basis must be orthonormal rows"),
+        ({"basis": torch.zeros(2, 3)}, r"basis must be orthonormal rows \(K, 83\), not \(2, 3\)"),
+        ({"basis": 2 * torch.eye(83)}, "basis must be orthonormal rows.*off by 3'"),
+        ({"basis": torch.eye(83)[[0, 1, 0]]}, "basis must be orthonormal rows.*off by 1'"),
+        ({"basis": torch.eye(83) + 0.01}, "basis must be orthonormal rows.*off by"),
+        ({"basis": torch.full((1, 83), torch.nan)}, "basis must be orthonormal rows.*off by nan"),
+        ({"basis": [[0.0] * 83]}, "basis must be a tensor of orthonormal rows.*not 'list'"),
+        ({"basis": torch.eye(83).long()}, "basis must be a tensor of.*not torch.int64"),
         ({"source_classes": range(9)}, "source_classes must be within the model's 3 outputs"),
         ({"source": (torch.zeros(0, 6), torch.zeros(0).long())}, "the source has no samples"),
         ({"source": torch.zeros(3, 6)}, "source must be a pair"),

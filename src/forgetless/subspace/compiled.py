@@ -53,10 +53,13 @@ def _first_process() -> int:
 
 def project_out_compiled(g: Tensor, rows: Tensor, threads: int) -> Tensor:
     """g̃ = g − Vᵀ V g: (p,), (K, p) → (p,), by several threads."""
-    vector, scratch = g.contiguous(), g.new_zeros(threads, max(rows.shape))
+    vector, (count, size) = g.contiguous(), rows.shape
     projected = torch.empty_like(vector)
     one_pass, two_passes = _loops()
-    walk = one_pass if rows.shape[1] * rows.element_size() <= _CACHED else two_passes
+    if size * rows.element_size() <= _CACHED:
+        walk, scratch = one_pass, g.new_zeros(threads, size)
+    else:
+        walk, scratch = two_passes, g.new_zeros(threads, count)
     before = torch.get_num_threads()
     with _ONE_AT_A_TIME:
         walk(vector.numpy(), rows.numpy(), scratch.numpy(), projected.numpy())
@@ -77,7 +80,7 @@ def _loops() -> tuple[Loop, Loop]:
         """Threads share the rows, each read once: `scratch` takes what each thread finds."""
         count, size, threads = len(rows), g.size, len(scratch)
         for t in each(threads):
-            found, share = np.zeros(count, g.dtype), scratch[t][:size]
+            found, share = np.zeros(count, g.dtype), scratch[t]
             last = count * (t + 1) // threads
             for i in range(count * t // threads, last, 4):
                 add_products(rows, i, min(i + 4, last), g, 0, size, found)

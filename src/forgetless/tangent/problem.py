@@ -1,6 +1,6 @@
 """Whose gradients are wanted: a network at fixed weights, samples, and scalars of each of them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Self, final
@@ -103,12 +103,6 @@ class Problem:
         scalars = self.scalar(self.outputs(leaves), *self.belongings)
         return scalars.unsqueeze(1) if scalars.dim() == 1 else scalars
 
-    def _differentiable(self) -> AbstractContextManager[None]:
-        """CuDNN has no backward pass of recurrent layers in eval mode; without it there is one."""
-        if any(isinstance(module, nn.RNNBase) for module in self.modes):
-            return torch.backends.cudnn.flags(enabled=False)
-        return nullcontext()
-
     @contextmanager
     def running(self) -> Iterator[None]:
         """With the modules in the modes they had, and gradients recorded."""
@@ -116,11 +110,18 @@ class Problem:
         for module, training in self.modes.items():
             module.training = training
         try:
-            with torch.inference_mode(False), torch.enable_grad(), self._differentiable():
+            with torch.inference_mode(False), torch.enable_grad(), differentiable(self.modes):
                 yield
         finally:
             for module, training in present.items():
                 module.training = training
+
+
+def differentiable(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
+    """CuDNN has no backward pass of recurrent layers in eval mode; without it there is one."""
+    if any(isinstance(module, nn.RNNBase) for module in modules):
+        return torch.backends.cudnn.flags(enabled=False)
+    return nullcontext()
 
 
 def _usable(x: Tensor) -> Tensor:

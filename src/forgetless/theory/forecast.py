@@ -4,7 +4,6 @@ The engine is the network linearised after a short warm-up, trained on the targe
 would be. When to trust it: docs/forecast.md.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from forgetless.theory.forecast_model import (
     train_network,
 )
 from forgetless.theory.forecast_problem import Pair, Problem
+from forgetless.theory.modules import copied
 from forgetless.theory.outlook import Forecast, Outlook
 
 # A quick forecast does the work of up to this many steps in one, on as much larger a batch, and
@@ -34,6 +34,8 @@ _QUICK_MERGE = 8
 _QUICK_SOURCE = 2000
 # Share of the training that is done for real, on a copy.
 _WARM_UP = 0.1
+# How far V Vᵀ of orthonormal rows may be from I: a memory kept in bfloat16 comes in any precision.
+_STRAIGHT = torch.finfo(torch.bfloat16).eps
 Held = Tensor | None  # directions that are avoided
 Trainer = Callable[[TangentModel, Course], Tensor]
 
@@ -76,11 +78,12 @@ def forecast(
         source_classes, target_classes: the outputs that a task chooses among, where tasks have
             heads; by default all.
         components: predict PCA-OGD with this number of the source's directions as well, or with
-            each of several.
+            each of several; with all that there are where there are fewer.
         remember: samples whose directions PCA-OGD keeps; by default the source.
         samples: how many of them it looks at.
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
-            orthonormal rows (K, p), p all trainable parameters in the model's order.
+            orthonormal rows (K, p), p all trainable parameters in the model's order. A row of zeros
+            is no direction.
         overlap_samples: how many samples of each task the overlap matrix is made from.
         warm_up: linearise after the first tenth of the steps, which costs less and says more; if
             false, at the present weights.
@@ -96,11 +99,9 @@ def forecast(
     components = _counts(components)
     tell = observer or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
-    model = copy.deepcopy(model).eval()
+    model = copied(model)
     tangent = TangentModel(model)
-    if basis is not None:
-        fits = basis.dim() == 2 and basis.shape[1] == tangent.size
-        require(fits, "basis", tuple(basis.shape), f"orthonormal rows (K, {tangent.size})")
+    basis = None if basis is None else _directions(basis, tangent.theta)
     problem = Problem(tangent, source, target, loss, source_classes, target_classes)
     if quick:
         problem.look_at_fewer(_QUICK_SOURCE, generator)
@@ -135,9 +136,10 @@ def forecast(
         phi = tangent_features(model, x_kept[chosen], y_kept[chosen])
         directions = phi.top(max(components))[1]
         for count in components:
-            tell(f"the same with {count} directions protected")
-            held = directions[:count] if basis is None else _joined(basis, directions[:count])
-            protected.append(outlook(held, count))
+            kept = directions[:count]  # all of them, where there are no more
+            tell(f"the same with {len(kept)} directions protected")
+            held = kept if basis is None else _joined(basis, kept)
+            protected.append(outlook(held, len(kept)))
     tell("measuring the overlap of the tasks")
     return Forecast(
         index=problem.index,
@@ -159,6 +161,22 @@ def _counts(components: Any) -> Sequence[int]:
     valid = isinstance(counts, Sequence) and all(map(whole(1).fits, counts))
     require(valid, "components", components, f"{whole(1).words}, or several of them")
     return list(counts)
+
+
+def _directions(basis: Any, theta: Tensor) -> Tensor:
+    """Rows (K, p) that were found to be orthonormal, where the weights are and as precise."""
+    wanted = f"orthonormal rows (K, {theta.numel()})"
+    usable = isinstance(basis, Tensor) and basis.is_floating_point()
+    require(usable, "basis", getattr(basis, "dtype", type(basis).__name__), f"a tensor of {wanted}")
+    fits = basis.dim() == 2 and basis.shape[1] == theta.numel()
+    require(fits, "basis", tuple(basis.shape), wanted)
+    rows: Tensor = basis.detach().to(theta)
+    rows = rows[rows.any(dim=1)]
+    exact = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    off = exact @ exact.T - torch.eye(len(rows)).to(exact)
+    largest = float(off.abs().max()) if len(rows) else 0.0
+    require(largest <= _STRAIGHT, "basis", f"rows that are off by {largest:.2g}", wanted)
+    return rows
 
 
 def _batches(n: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -1,6 +1,5 @@
 """The network linearised at its present weights, and how it would train."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -10,9 +9,11 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
 from forgetless.called import called
-from forgetless.errors import require
+from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64, project_out
 from forgetless.tangent import tangent_features
+from forgetless.tangent.problem import differentiable
+from forgetless.theory.modules import copied, plain_kernels
 
 # outputs (n, C), labels (n,) → the mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -22,8 +23,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class TangentModel:
     """f(x; θ₀) + J(x) ω: all outputs of a network, linear in the change ω of its weights.
 
-    Products with the Jacobian J (n·C, p) are by forward and by reverse differentiation; J itself
-    is never built. The network is taken in eval mode.
+    Products with the Jacobian J (n·C, p) are by forward and by reverse differentiation. Layers that
+    have no forward derivative are differentiated in reverse, twice or output by output; which way
+    it has to be is found once. The network is taken in eval mode.
 
     Arguments:
         module: the network; it is not changed.
@@ -46,6 +48,7 @@ class TangentModel:
         self.shapes = {n: parameters[n].shape for n in wanted}
         require(bool(wanted), "model", "one without parameters", "a network to be trained")
         self.theta = torch.cat([self.values[n].flatten() for n in wanted])
+        self._way = 0  # of _WAYS
 
     @property
     def size(self) -> int:
@@ -54,9 +57,11 @@ class TangentModel:
 
     def moved(self, change: Tensor) -> "TangentModel":
         """The same network linearised at θ₀ + change."""
-        module = copy.deepcopy(self.module)
+        module = copied(self.module)
         module.load_state_dict(self._named(self.theta + change), strict=False)
-        return TangentModel(module, list(self.shapes), self.chunk)
+        model = TangentModel(module, list(self.shapes), self.chunk)
+        model._way = self._way  # what failed here would fail there
+        return model
 
     def run(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """The network itself at weights theta, (n, C), for one batch, differentiable in theta."""
@@ -71,17 +76,56 @@ class TangentModel:
 
     def push(self, inputs: Tensor, change: Tensor) -> Tensor:
         """J ω: how the outputs move to first order, (p,) → (n, C)."""
-        tangents = self._named(change)
-        parts = []
-        for x in inputs.split(self.chunk):
-            with torch.no_grad(), forward_ad.dual_level():
-                dual = {
-                    n: forward_ad.make_dual(self.values[n], t.contiguous())
-                    for n, t in tangents.items()
-                }
-                moved = forward_ad.unpack_dual(self._run(dual, x)).tangent
-                parts.append(torch.zeros_like(self._run({}, x)) if moved is None else moved)
-        return torch.cat(parts)
+        return torch.cat([self._pushed(x, change) for x in inputs.split(self.chunk)])
+
+    def _pushed(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """J ω of one batch, by the first way that all layers allow; others are not tried again."""
+        while True:
+            try:
+                return _WAYS[self._way](self, inputs, change)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # NotImplementedError is one
+                if self._way == len(_WAYS) - 1:
+                    reason = str(error).splitlines()[0]
+                    raise ConfigError(f"the model cannot be differentiated: {reason}") from error
+            self._way += 1
+
+    def _forward(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """Dual numbers θ₀ + ε ω through the network."""
+        with torch.no_grad(), forward_ad.dual_level():
+            dual = {
+                n: forward_ad.make_dual(self.values[n], t.contiguous())
+                for n, t in self._named(change).items()
+            }
+            moved = forward_ad.unpack_dual(self._run(dual, inputs)).tangent
+            return torch.zeros_like(self._run({}, inputs)) if moved is None else moved
+
+    def _plainly_forward(self, inputs: Tensor, change: Tensor) -> Tensor:
+        with plain_kernels():
+            return self._forward(inputs, change)
+
+    def _twice_in_reverse(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """J ω = ∂⟨Jᵀ u, ω⟩/∂u, for Jᵀ u is linear in u: any u will do."""
+        with plain_kernels(), torch.enable_grad():
+            theta = self.theta.detach().requires_grad_()
+            outputs = self.run(theta, inputs)
+            generator = torch.Generator().manual_seed(len(inputs))
+            u = torch.randn(outputs.shape, generator=generator).to(outputs).requires_grad_()
+            pulled = torch.autograd.grad(outputs, theta, u, create_graph=True)[0]
+            moved = torch.autograd.grad(pulled, u, change)[0]
+        # A function that is differentiable once drops out in silence: ⟨Jᵀ u, ω⟩ = ⟨u, J ω⟩ tells.
+        missed = float(pulled.detach() @ change - (u.detach() * moved).sum())
+        eps = torch.finfo(moved.dtype).eps
+        rounding = 30 * eps * float(pulled.detach().norm() * change.norm())
+        if not abs(missed) <= eps**0.5 * float(moved.norm()) + rounding:
+            raise NotImplementedError("a backward pass of the model cannot be differentiated")
+        return moved
+
+    def _by_rows(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """The rows of J, by one backward pass an output."""
+        phi = tangent_features(self.module, inputs, params=list(self.shapes))
+        return (phi @ change).view(len(inputs), -1)
 
     def pull(self, inputs: Tensor, cotangent: Tensor) -> Tensor:
         """Jᵀ u: (n, C) → (p,), for one batch."""
@@ -95,8 +139,18 @@ class TangentModel:
         return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
 
     def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
+        with differentiable(self.module.modules()):
+            outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
         return outputs
+
+
+# To J ω, the cheapest first.
+_WAYS = (
+    TangentModel._forward,
+    TangentModel._plainly_forward,
+    TangentModel._twice_in_reverse,
+    TangentModel._by_rows,
+)
 
 
 @final

@@ -16,7 +16,8 @@ class Outlook:
     """What is predicted for the source and the target under one way to train.
 
     Arguments:
-        components: directions of the source that are protected, 0 for plain training.
+        components: directions of the source that are protected, 0 for plain training; fewer than
+            were asked for where the source has no more.
         outputs: predicted outputs on the source, (n, C).
         source_accuracy, target_accuracy: predicted, in percent; None if labels are not classes.
         source_loss, target_loss: predicted mean losses.
