@@ -10,8 +10,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrizations
 
 from forgetless import ConfigError, forecast
+from forgetless.tangent.problem import differentiable
 from forgetless.theory import TangentModel, forecast_model
-from forgetless.theory.modules import copied, differentiable, plain_kernels
+from forgetless.theory.modules import copied, plain_kernels
 
 
 class Network(nn.Module):
@@ -195,9 +196,9 @@ def test_fast_kernels_are_back_afterwards():
 
 
 def test_recurrent_layers_run_without_cudnn():
-    with differentiable(nn.Sequential(nn.GRU(2, 2))):
+    with differentiable([nn.GRU(2, 2)]):
         assert not torch.backends.cudnn.enabled
-    with differentiable(nn.Linear(2, 2)):
+    with differentiable([nn.Linear(2, 2)]):
         assert torch.backends.cudnn.enabled
 
 
