@@ -3,7 +3,8 @@
     python benchmarks/subspace.py [--repeats 7] [--out]
 
 The network is the paper's MLP 784-100-100-10. Factored OGD projects away from 1,400 samples (14
-tasks of 100); the usual way keeps the directions as columns P and computes g − P (Pᵀ g).
+tasks of 100), of any vector and of the gradient of a batch of 32, whose factors are known; the
+usual way keeps the directions as columns P and computes g − P (Pᵀ g).
 Consolidation takes 3,000 samples to 100 directions; the usual way is one backward pass a sample and
 randomised PCA. Floors are floating-point operations over the rate of a large product in the same
 run. Growth is the exponent of a straight line through logarithms: time against directions,
@@ -56,11 +57,22 @@ def remembered(model: MLP, tasks: int, size: int) -> Subspace:
     return state
 
 
+def factors_of_a_batch() -> dict[int, tuple[Tensor, Tensor]]:
+    """Errors and inputs of the layers on 32 samples, by where their weights lie."""
+    found, start = {}, 0
+    for inputs, outputs in pairwise(WIDTHS):
+        found[start] = torch.randn(1, 32, outputs), torch.randn(1, 32, inputs)
+        start += inputs * outputs + outputs
+    return found
+
+
 def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     """Projection away from 1,400 samples."""
     state = remembered(model, 14, size)
     g, columns = torch.randn(1, size), torch.randn(size, 1400) / size**0.5
     ours = warm_seconds(lambda: state.project_out(g), repeats)
+    outers = factors_of_a_batch()
+    of_a_batch = warm_seconds(lambda: state.project_out(g, outers), repeats)
     usual = warm_seconds(lambda: g[0] - columns @ (columns.T @ g[0]), repeats)
     operations = 4 * 1400 * PRODUCTS / product_rate(torch.float32) + 4 * 1400**2 / product_rate(
         torch.float64
@@ -69,8 +81,10 @@ def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     return {
         "samples": state.rank,
         "ours_s": ours,
+        "of_a_batch_s": of_a_batch,
         "columns_s": usual,
         "columns_over_ours": statistics.median(usual) / statistics.median(ours),
+        "columns_over_of_a_batch": statistics.median(usual) / statistics.median(of_a_batch),
         "times_floor": statistics.median(ours) / operations,
         "bytes_a_sample": each,
         "row_over_sample": 4 * size / each,

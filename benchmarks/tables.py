@@ -137,7 +137,13 @@ def consolidation(subspace: dict[str, Any], tangent: dict[str, Any]) -> str:
             span(factored["ours_s"], 1e3) + " ms",
             f"{factored['times_floor']:.1f}",
             f"{factored['columns_over_ours']:.1f} × dense columns",
-        ]
+        ],
+        [
+            "… of the gradient of a batch of 32",
+            span(factored["of_a_batch_s"], 1e3) + " ms",
+            "",
+            f"{factored['columns_over_of_a_batch']:.1f} × dense columns",
+        ],
     ]
     for name, ratio in summary["usual_over_ours"].items():
         seconds, floor = span(summary["ours_s"]) + " s", f"{summary['times_floor']:.1f}"

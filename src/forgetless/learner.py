@@ -16,9 +16,10 @@ from forgetless.finite import FiniteWatch
 from forgetless.frozen import Front
 from forgetless.graphs import Recording
 from forgetless.methods import Method, Samples, State
+from forgetless.methods.orthogonal import Orthogonal
 from forgetless.network import Network
 from forgetless.streams import stream
-from forgetless.subspace import DENSE, Storage
+from forgetless.subspace import DENSE, FactoredSubspace, Storage
 
 # Test samples of all seeds together that go through the network at once; on a GPU as many as
 # have so many numbers.
@@ -182,12 +183,17 @@ class Learner:
 
     def _update(self, samples: Samples) -> None:
         """θ ← θ − lr · g̃ on a batch of samples."""
-        network = self.front.network
-        gradient = network.gradient(samples, remember=True)
+        network, state = self.front.network, self.state
+        outers: dict[int, tuple[Tensor, Tensor]] = {}
+        gradient = network.gradient(samples, remember=True, outers=outers)
         size = network.protected_size
-        update = self.method.update(
-            gradient[:, :size], self.state, self._protected(), self._loss_grad
-        )
+        if isinstance(state, FactoredSubspace) and type(self.method).update is Orthogonal.update:
+            # A batch of few samples is less to multiply with than its gradient.
+            update = state.project_out(gradient[:, :size], outers)
+        else:
+            update = self.method.update(
+                gradient[:, :size], state, self._protected(), self._loss_grad
+            )
         network.theta[:, :size].sub_(update, alpha=self.lr)
         if self.method.trains_heads(self.state):
             network.theta[:, size:].sub_(gradient[:, size:], alpha=self.lr)

@@ -17,7 +17,7 @@ from forgetless.called import called
 from forgetless.capturing import side_by_side
 from forgetless.errors import ConfigError, DataError
 from forgetless.methods import Samples
-from forgetless.perceptron import Perceptron, perceptron_of
+from forgetless.perceptron import Factors, Perceptron, perceptron_of
 from forgetless.tangent import Batch, Known, TangentFeatures, features_of
 
 _CACHED = 1 << 24  # bytes that a CPU's cache holds
@@ -144,15 +144,17 @@ class Network:
             raise ConfigError(f"the model must return one tensor of outputs, not a {kind}")
         return outputs
 
-    def gradient(self, samples: Samples, *, remember: bool = False) -> Tensor:
+    def gradient(
+        self, samples: Samples, *, remember: bool = False, outers: Factors | None = None
+    ) -> Tensor:
         """The gradient of the samples' mean cross-entropy at the present weights, (S, p).
 
-        Of K sets of samples a seed, labels (S · K, n), it is (S · K, p).
+        Of K sets of samples a seed, labels (S · K, n), (S · K, p). `outers` takes what it is of.
         """
         by_hand, rows = self._by_hand(samples.inputs), len(samples.labels)
         if by_hand is not None:
             belongings = samples.labels, samples.tasks, self.active
-            return by_hand.gradient(self.theta, samples.inputs, *belongings)
+            return by_hand.gradient(self.theta, samples.inputs, *belongings, outers)
         try:
             if self.by_seed and rows == self.seeds:
                 works = [partial(self._gradient_of, s, samples, remember) for s in range(rows)]

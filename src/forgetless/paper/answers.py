@@ -20,7 +20,8 @@ def _agem(protocols: Data) -> str:
     for protocol, methods in protocols["cifar"].items():
         known = {m: of for m, of in methods.items() if DIVERGED not in of}
         if "a-gem" not in known:
-            parts.append(f"{DIVERGED} under the {protocol} protocol")
+            why = DIVERGED if "a-gem" in methods else "not measured yet"
+            parts.append(f"{why} under the {protocol} protocol")
             continue
         order = sorted(known, key=lambda m: -mean(known[m]["average"]))
         place = order.index("a-gem") + 1
@@ -115,7 +116,11 @@ def _bytes(data: Data) -> str:
 
 
 _QUESTIONS: tuple[tuple[str, str, Callable[[Data], str]], ...] = (
-    ("What is A-GEM's true place on Split CIFAR?", "protocols: cifar", _agem),
+    (
+        "What is A-GEM's true place on Split CIFAR?",
+        "protocols: cifar/released, cifar/frozen",
+        _agem,
+    ),
     ("When does Permuted MNIST have structure?", "variance", _structure),
     ("Where does the difference in F_T come from?", "forgetting-gap", _gap),
     ("Does PCA-OGD still win when OGD stores factored samples?", "same-bytes", _bytes),

@@ -1,5 +1,5 @@
 """Perceptrons: gradients by hand, in few calls."""
 
-from forgetless.perceptron.chain import Layer, Perceptron, is_chain, links, perceptron_of
+from forgetless.perceptron.chain import Factors, Layer, Perceptron, is_chain, links, perceptron_of
 
-__all__ = ["Layer", "Perceptron", "is_chain", "links", "perceptron_of"]
+__all__ = ["Factors", "Layer", "Perceptron", "is_chain", "links", "perceptron_of"]

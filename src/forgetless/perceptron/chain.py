@@ -24,6 +24,7 @@ from torch import Size, Tensor, nn
 
 from forgetless.perceptron import products
 
+Factors = dict[int, tuple[Tensor, Tensor]]  # where a layer's weights lie → D_l, h_{l−1}
 _MANY = 100  # samples, from which on it is their number that takes time, not that of kernels
 
 
@@ -83,7 +84,13 @@ class Perceptron:
         return inputs.dim() == 3 or (self.flattens and inputs.dim() > 3)
 
     def gradient(
-        self, theta: Tensor, inputs: Tensor, labels: Tensor, tasks: Tensor, active: Tensor | None
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        tasks: Tensor,
+        active: Tensor | None,
+        outers: Factors | None = None,
     ) -> Tensor:
         """The gradients of the mean cross-entropy of K sets of samples a seed, (S · K, p).
 
@@ -92,6 +99,7 @@ class Perceptron:
             inputs: (S · K, n, *).
             labels, tasks: (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
+            outers: takes D_l and h_{l−1} of every layer, by the place of its weights.
         """
         run = self._faster(len(theta), len(labels) // len(theta), labels.shape[1])
         gradient = theta.new_empty(len(inputs), self.size)
@@ -106,6 +114,8 @@ class Perceptron:
         for number in range(len(self.layers) - 1, -1, -1):
             lower = self.layers[number - 1] if number else None
             below, u = hidden[number], normed[number - 1] if number else None
+            if outers is not None:
+                outers[self.layers[number].weight] = error, below
             error = run.backward(error, theta, below, u, gradient, self.layers[number], lower)
         return gradient
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
 from forgetless.linalg import float64
-from forgetless.subspace.base import refuse_infinite
+from forgetless.subspace.base import Outers, refuse_infinite
 from forgetless.subspace.selection import best_rows, independent, inverse_norm
 from forgetless.tangent import TangentFeatures, held, joined, nothing_held
+from forgetless.tangent.blocks import Outer
 
 # Least share of a direction's squared length outside of the earlier ones for which rounding in
 # one pass leaves no more than in two.
@@ -79,18 +80,38 @@ class Atoms:
         weights = torch.eye(self.rank).to(self.factor) if self.weights is None else self.weights
         return self.phi.combine(solve_triangular(self.factor, weights, upper=False))
 
-    def project_out(self, g: Tensor, movable: Movable | None = None) -> Tensor:
-        """G − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,)."""
+    def project_out(
+        self, g: Tensor, movable: Movable | None = None, outers: Outers | None = None
+    ) -> Tensor:
+        """G − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,).
+
+        Arguments:
+            movable: if not all parameters can move.
+            outers: what is known of g, of this seed alone: L (b, r) and R (b, c).
+        """
         mask, inverse = movable if movable is not None else (None, None)
-        for _ in range(self.passes if movable is None else 2):
+        for number in range(self.passes if movable is None else 2):
             if mask is not None:
                 g = g * mask
-            along = float64(self.phi @ g)
+            known = outers if mask is None and number == 0 else None
+            along = float64(self.phi @ g if known is None else self._along(g, known))
             along = along if self.weights is None else self.weights @ along
             c = (self._gram_inverse if inverse is None else inverse) @ along
             c = c if self.weights is None else c @ self.weights
             g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
         return g if mask is None else g * mask
+
+    def _along(self, g: Tensor, outers: Outers) -> Tensor:
+        """Φ g, (n,), of some matrices by their factors where that takes less."""
+        out = g.new_zeros(len(self.phi), 1)
+        for piece in self.phi.pieces():
+            for name, columns in self.phi.columns():
+                block, factors = piece.blocks[name], outers.get(columns.start)
+                part = None
+                if factors is not None and isinstance(block, Outer):
+                    part = block.apply_outer(*factors)
+                out[piece.rows] += block.apply(g[columns, None]) if part is None else part
+        return out[:, 0]
 
     def restricted(self, columns: Sequence[slice]) -> Movable:
         """What `project_out` needs where only the parameters in these columns can move."""

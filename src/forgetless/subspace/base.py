@@ -12,6 +12,10 @@ from forgetless.errors import DataError
 from forgetless.subspace.storage import Storage
 from forgetless.tangent import TangentFeatures
 
+# Matrices in a gradient (S, p), each from a column on, that are known as Lᵀ R, too: L (S, b, r) and
+# R (S, b, c), as a linear layer's on b samples is.
+Outers = Mapping[int, tuple[Tensor, Tensor]]
+
 
 @runtime_checkable
 class Subspace(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 from forgetless.capturing import side_by_side
 from forgetless.linalg import float64
 from forgetless.subspace.atoms import Atoms, Movable
-from forgetless.subspace.base import Record
+from forgetless.subspace.base import Outers, Record
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, Storage
 from forgetless.tangent import TangentFeatures, from_tensors, held, held_bytes, to_tensors
@@ -60,13 +60,22 @@ class FactoredSubspace:
         """Of the samples' factors, and of the small matrices that go with them."""
         return sum(held_bytes(atoms.phi) + atoms.small_bytes for atoms in self.atoms)
 
-    def project_out(self, g: Tensor) -> Tensor:
-        """G without its part in the subspace: (S, p) → (S, p)."""
+    def project_out(self, g: Tensor, outers: Outers | None = None) -> Tensor:
+        """G without its part in the subspace: (S, p) → (S, p).
+
+        Arguments:
+            g: a step or a gradient.
+            outers: what is known of a gradient, which then takes less time.
+        """
         if not self.atoms:
             return g if self.columns is None else _only(g, self.columns)
         movable = self.movable or (None,) * len(self.atoms)
-        problems = zip(self.atoms, g, movable, strict=True)
-        works = [partial(atoms.project_out, one, free) for atoms, one, free in problems]
+        known = [
+            outers and {start: (left[s], right[s]) for start, (left, right) in outers.items()}
+            for s in range(len(g))
+        ]
+        problems = zip(self.atoms, g, movable, known, strict=True)
+        works = [partial(atoms.project_out, *of) for atoms, *of in problems]
         return torch.stack(side_by_side(works, g.device))
 
     def restricted(self, columns: Sequence[slice]) -> Self:

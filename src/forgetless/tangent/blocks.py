@@ -165,6 +165,25 @@ class Outer:
                     out[some, j] += product.flatten(1).sum(1)
         return out
 
+    def apply_outer(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """Their product with the matrix Lᵀ R, (b, r), (b, c) → (n, 1), from L and R.
+
+        Σ_t ⟨L_it Lᵀ, R_it Rᵀ⟩ takes b (r + c) products a position in place of r c. None where
+        that is not clearly less.
+        """
+        g, r, c = self.shape
+        if g > 1 or 2 * len(left) * (r + c) > r * c:
+            return None
+        out = self.like.new_zeros(self.n, 1)
+        for mine, other in self.uses:
+            if isinstance(mine, OneHot):
+                return None
+            for some in self._samples(mine):
+                seen = by_position(mine.dense(some))[0] @ left.T  # (m·T, b)
+                seen.mul_(by_position(other.dense(some))[0] @ right.T)
+                out[some] += seen.sum(1).view(-1, mine.positions).sum(1, keepdim=True)
+        return out
+
     def add_combined(self, weights: Tensor, out: Tensor) -> None:
         k = len(weights)
         out = out.unflatten(1, self.shape)  # (k, g, r, c)
