@@ -40,6 +40,26 @@ def cells(**averages):
 
 
 @pytest.mark.parametrize(
+    ("lack", "expected"),
+    [
+        ("rotated/corrected/ewc", RELEASED_ONLY),
+        ("rotated/frozen/a-gem", RELEASED_ONLY),
+        ("rotated/released/ewc", UNDECIDED),
+        ("rotated", UNDECIDED),
+    ],
+)
+def test_a_failure_under_one_protocol_waits_for_nothing_but_the_released(lack, expected):
+    found = {"a_gem": [90.0, 90.2], "sgd": [80.0, 80.1]}
+    fewer = cells(**found | {"a_gem": [70.0, 70.2]})
+    frozen = cells(sgd=[80.0, 80.1])  # where A-GEM was not measured
+    data = {"rotated": {"released": cells(**found), "corrected": fewer, "frozen": frozen}}
+    word, shown, why = finding("A-GEM is the best on Rotated", protocols=data, lacks=[lack])
+    assert word == expected
+    assert "not measured yet: protocols on Rotated" in why
+    assert ("frozen" in shown, "corrected" in shown) == (False, expected == RELEASED_ONLY)
+
+
+@pytest.mark.parametrize(
     ("released", "corrected", "expected"),
     [
         ([90.0, 90.2], [90.0, 90.2], HOLDS),

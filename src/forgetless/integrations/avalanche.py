@@ -42,7 +42,10 @@ class GuardPlugin(SupervisedPlugin):  # type: ignore[misc]
         """Guard the optimizer, after Avalanche has fitted model and optimizer to the experience."""
         takes_labels = isinstance(strategy.model, MultiTaskModule)
         unpack = _with_task_labels if takes_labels else _without_task_labels
-        self._keeper.watch(strategy.model, strategy.optimizer, {"unpack": unpack})
+        # Of a head that comes with a later task the guard need not warn: no other task moves it.
+        trained = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
+        defaults: GuardOptions = {"unpack": unpack, "params": trained}
+        self._keeper.watch(strategy.model, strategy.optimizer, defaults)
 
     def after_training_exp(self, strategy: SupervisedTemplate, **kwargs: Any) -> None:
         """Remember the experience, without what other plugins have mixed into it."""

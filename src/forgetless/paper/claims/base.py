@@ -31,7 +31,8 @@ class Claim:
         needs: artefacts whose data `decide` takes, in this order; "memory: rotated, permuted" if
             those parts of it will do.
         decide: the test.
-        fails_early: whether it takes less than all it needs, and has failed if it fails on that.
+        fails_early: whether it takes less than all it needs, and has failed if it fails on that,
+            or on what there is beside a whole released protocol.
     """
 
     place: str
@@ -102,7 +103,14 @@ def judged(claim: Claim, results: Results) -> Finding:
             return UNDECIDED, "", "training diverged in a run that is compared"
     if not missing:
         return word, found, why
-    return (word, found, waits) if word == FAILS else (UNDECIDED, "", waits)
+    # What is still to be measured cannot undo a failure, nor one under another protocol than the
+    # released, if that is there.
+    lacks = [part for need in claim.needs for part in results[need.split(": ")[0]].get("lacks", [])]
+    there = all("/" in part and "released" not in part for part in lacks)
+    settled = word == FAILS or (word == RELEASED_ONLY and there)
+    return (
+        (word, found, "; ".join(filter(None, (waits, why)))) if settled else (UNDECIDED, "", waits)
+    )
 
 
 def _diverged(data: Any) -> bool:
