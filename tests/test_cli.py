@@ -71,6 +71,9 @@ def test_compare_puts_methods_side_by_side(capsys, tmp_path):
     written = json.loads((tmp_path / "json" / "comparison.json").read_text())
     assert written == results
     assert load_trace(tmp_path / "json" / "ogd").method == "ogd"
+    files = [{f.name for f in (tmp_path / name / "ogd").iterdir()} for name in ("both", "json")]
+    assert files[0] == files[1]
+    assert "analysis.json" in files[0]
 
 
 def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):

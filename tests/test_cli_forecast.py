@@ -51,6 +51,15 @@ def test_only_classes_that_lose_are_in_danger(changes, words, trained, capsys, m
     assert f"Classes most in danger under plain SGD: {words}\n" in out
 
 
+def test_a_forecast_that_blows_up_is_json_too(trained, capsys):
+    run = ["forecast", trained / "rotated", "--components", "4", "--lr", "1e30", "--json"]
+    status, out, _ = forgetless(run, capsys)
+    assert status == 0
+    result = json.loads(out)
+    assert result["trust"] == 0
+    assert result["plain"]["source_loss"] is None
+
+
 def test_json_for_programs(trained, capsys):
     run = ["forecast", trained / "rotated", "--seed", "6", "--source", "2", "--target", "5"]
     status, out, _ = forgetless([*run, "--components", "4", "--quick", "--json"], capsys)

@@ -226,3 +226,47 @@ def test_scalar_outputs(outputs):
     )
     x = random(N, 4)
     assert_is(tangent_features(model, x), by_loop(model, x))
+
+
+class Hidden(nn.Module):
+    """A weight with a second use that only matters for a sample close to zero."""
+
+    def __init__(self, use) -> None:
+        super().__init__()
+        self.first, self.last, self.use = nn.Linear(8, 8), nn.Linear(8, 3), use
+
+    def forward(self, x):
+        size = x.norm(dim=1, keepdim=True)
+        again = self.use(x, self.first.weight) * torch.exp(-100 * size)
+        return self.last((self.first(x) * size**2).tanh() + again)
+
+
+USES = {
+    "plain": lambda x, w: x @ w.T,
+    "vmap": lambda x, w: torch.func.vmap(lambda row: x @ row)(w).T,
+    "jvp": lambda x, w: torch.func.jvp(lambda v: x @ v.T, (w,), (w,))[1],
+    "grad": lambda x, w: torch.func.grad(lambda v: (v @ w.T).square().sum())(x),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_use_outside_of_the_layer_is_seen_wherever_it_is(use):
+    """In float32, where the sum over all samples does not show it."""
+    torch.manual_seed(0)
+    model, x = Hidden(USES[use]), torch.randn(16, 8)
+    x[0] *= 1e-3
+    phi = tangent_features(model, x, torch.zeros(16, dtype=torch.long))
+    assert phi.rules["first.weight"] == "vmap"
+    found, expected = phi.dense(), by_loop(model, x, torch.zeros(16, dtype=torch.long))
+    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(error.max()) < 1e-5
+
+
+def test_what_a_users_hook_does_is_not_the_layers_run():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(9, 8)
+    model[0].register_forward_hook(lambda m, args, out: out + 1e-3 * (args[0] @ m.weight.T).sin())
+    y = torch.zeros(9, dtype=torch.long)
+    phi = tangent_features(model, x, y)
+    assert phi.rules["0.weight"] == "vmap"
+    torch.testing.assert_close(phi.dense(), by_loop(model, x, y), atol=1e-6, rtol=1e-5)

@@ -78,7 +78,7 @@ def test_function_space_and_parameter_space_agree(protected):
     if protected:
         basis = torch.linalg.qr(torch.randn(tangent.size, 5, dtype=torch.float64))[0].T
     changes = [
-        train(tangent, Course(inputs, labels, loss, BATCHES, 0.1, basis))
+        train(tangent, Course(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), basis))
         for train in (train_linearised, train_by_kernel)
     ]
     torch.testing.assert_close(changes[0], changes[1], atol=1e-10, rtol=1e-8)
@@ -90,7 +90,7 @@ def test_a_linear_networks_linearisation_is_the_network():
     (inputs, labels), (x, y) = tasks()
     tangent = TangentModel(network(linear=True))
     loss = nn.functional.cross_entropy
-    course = Course(x, y, loss, BATCHES, 0.1)
+    course = Course(x, y, loss, BATCHES, 0.1, max(map(len, BATCHES)))
     linear, real = train_linearised(tangent, course), train_network(tangent, course)
     torch.testing.assert_close(linear, real)
     result = forecast(network(linear=True), (inputs, labels), (x, y), lr=0.1, epochs=3)
@@ -321,3 +321,27 @@ def test_bad_input_is_one_clear_error(change, message):
     arguments = {"model": network(), "source": source, "target": target, "lr": 0.1} | change
     with pytest.raises((ConfigError, DataError), match=message):
         forecast(**arguments)
+
+
+@pytest.mark.parametrize(("m", "size"), [(300, 32), (40, 32), (30, 32), (100, 100)])
+def test_a_quick_forecast_takes_as_many_steps_together(m, size):
+    """Also where an epoch is not a multiple of the steps that it takes at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 4)).double()
+    known, new = ((torch.randn(n, 20).double(), torch.randint(4, (n,))) for n in (200, m))
+    found = [
+        forecast(model, known, new, lr=0.001, epochs=5, batch_size=size, quick=quick)
+        for quick in (False, True)
+    ]
+    whole, quick = (float(f.change.norm()) for f in found)
+    assert quick == pytest.approx(whole, rel=0.1)
+
+
+@pytest.mark.parametrize("lr", [1e5, 1e10, 1e30])
+def test_a_forecast_that_blows_up_is_not_to_be_trusted(lr):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 4))
+    known, new = ((torch.randn(n, 20), torch.randint(4, (n,))) for n in (200, 1000))
+    found = forecast(model, known, new, lr=lr)
+    assert found.trust == 0
+    assert not found.trusted

@@ -152,16 +152,17 @@ def compare_command(
                     put_files(folder, shared, (picture.name, PAGE, COMPARISON))
                 if not as_json:
                     Console().print(comparison_table(traces))
-        if as_json:
-            typer.echo(json.dumps(summaries, allow_nan=False))
-            return
-        if chosen.workers > 1:
+        if chosen.workers > 1 and not as_json:
             seconds = time.perf_counter() - started
             say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
         wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
         sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
         if shared:
             put_files(folder, shared, (PAGE,))
+        if as_json:
+            typer.echo(json.dumps(summaries, allow_nan=False))
+            return
+        if shared:
             say(f"Results, the picture {picture.name} and the report {PAGE} are in {shown(shared)}")
             return
     _say_where(folder, picture)

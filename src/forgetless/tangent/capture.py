@@ -161,8 +161,9 @@ def _watch(
         def begin(layer: nn.Module, args: Any, names: Mapping[str, str] = names) -> None:
             uses.begin(names.values())
 
+        # Next to the layer itself: what a user's own hooks do is not the layer's run.
         handles.append(layer.register_forward_pre_hook(begin))
-        handles.append(layer.register_forward_hook(remember, with_kwargs=True))
+        handles.append(layer.register_forward_hook(remember, prepend=True, with_kwargs=True))
     return handles
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, final
 
+import torch._C._functorch as functorch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -44,12 +45,24 @@ class Uses(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         found = func(*args, **given)
-        if any(tensor.requires_grad for tensor in _tensors(found)):
+        counted = args[:1] if func in _LIKE_ANOTHER else (args, given)
+        used = {self._names.get(id(_unwrapped(tensor))) for tensor in _tensors(counted)} - {None}
+        if used and (_transforms() or any(tensor.requires_grad for tensor in _tensors(found))):
             own = self._running[-1] if self._running else ()
-            counted = args[:1] if func in _LIKE_ANOTHER else (args, given)
-            used = {self._names.get(id(tensor)) for tensor in _tensors(counted)}
             self.elsewhere |= {name for name in used if name is not None and name not in own}
         return found
+
+
+def _transforms() -> bool:
+    """Whether within a transformation of `torch.func`, which hides if gradients flow."""
+    return functorch.peek_interpreter_stack() is not None
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """What is inside of the tensors that `torch.func`'s transformations hand to a function."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

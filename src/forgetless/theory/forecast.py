@@ -115,7 +115,7 @@ def forecast(
     linear = train_by_kernel if problem.kernel_is_cheaper(epochs) else train_linearised
 
     def train(how: Trainer, at: TangentModel, batches: Sequence[Tensor], held: Held) -> Tensor:
-        return how(at, Course(x, y, problem.target_loss, batches, lr * merge, held))
+        return how(at, Course(x, y, problem.target_loss, batches, lr, batch_size, held))
 
     def outlook(held: Held, components: int) -> Outlook:
         if not warm_up:

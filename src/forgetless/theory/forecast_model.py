@@ -163,6 +163,7 @@ class Course:
         loss: mean loss of a batch's outputs.
         batches: indices of the samples of each step.
         lr: learning rate.
+        batch_size: samples of a real step; one with more takes the place of several.
         basis: V, directions that no step goes along, orthonormal rows (K, p), or None.
     """
 
@@ -171,7 +172,12 @@ class Course:
     loss: Loss
     batches: Sequence[Tensor]
     lr: float
+    batch_size: int
     basis: Tensor | None = None
+
+    def rate(self, index: Tensor) -> float:
+        """The learning rate of all real steps together that a batch takes the place of."""
+        return self.lr * -(-len(index) // self.batch_size)
 
     def allowed(self, direction: Tensor) -> Tensor:
         """(I − Vᵀ V) direction, (p,)."""
@@ -193,7 +199,7 @@ def train_network(model: TangentModel, course: Course) -> Tensor:
             outputs = model.run(theta, course.inputs[index])
             loss = course.loss(outputs, course.labels[index])
         gradient = torch.autograd.grad(loss, theta)[0]
-        theta = theta.detach() - course.lr * course.allowed(gradient)
+        theta = theta.detach() - course.rate(index) * course.allowed(gradient)
     return theta - model.theta
 
 
@@ -204,7 +210,7 @@ def train_linearised(model: TangentModel, course: Course) -> Tensor:
     for index in course.batches:
         x = course.inputs[index]
         cotangent = course.cotangent(start[index] + model.push(x, change), index)
-        change = change - course.lr * course.allowed(model.pull(x, cotangent))
+        change = change - course.rate(index) * course.allowed(model.pull(x, cotangent))
     return change
 
 
@@ -226,7 +232,7 @@ def train_by_kernel(model: TangentModel, course: Course) -> Tensor:
     for index in course.batches:
         moved = kernel[rows[index].flatten()] @ alpha.flatten()
         cotangent = course.cotangent(start[index] + moved.view_as(start[index]), index)
-        alpha[index] -= course.lr * cotangent
+        alpha[index] -= course.rate(index) * cotangent
     return course.allowed(phi.T @ alpha.flatten())
 
 

@@ -129,9 +129,11 @@ class Problem:
         moved = self.tangent.outputs(inputs, real) - self.tangent.outputs(inputs)
         missed = torch.linalg.vector_norm(moved - self.tangent.push(inputs, linear))
         length = torch.linalg.vector_norm(moved)
-        # Outputs that do not move at all are followed perfectly; those that blow up, not.
+        if not bool(missed.isfinite() & length.isfinite()):
+            return 0.0  # they blow up
+        # Outputs that do not move at all are followed perfectly.
         share = float(missed / length) if length > 0 else float(missed > 0)
-        return max(0.0, 1.0 - share) if share == share else 0.0
+        return max(0.0, 1.0 - share)
 
     def overlap(self, count: int, generator: torch.Generator) -> Tensor:
         """Singular values of O between source and target, from some samples of each."""
