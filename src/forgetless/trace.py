@@ -104,7 +104,7 @@ class Trace:
             "seeds": list(self.seeds),
             "average_accuracy": _spread(self.per_seed(metrics.average_accuracy)),
             "forgetting": _spread(self.per_seed(metrics.forgetting)),
-            "accuracy": _nulls(self.accuracy.tolist()),
+            "accuracy": nulls(self.accuracy.tolist()),
             "seconds": self.timings.get("total", 0.0),
             "config": self.config,
             "out": None if self.path is None else str(self.path),
@@ -259,7 +259,7 @@ def _spread(values: NDArray[np.float64]) -> dict[str, Any]:
     return {
         "mean": float(np.mean(known)) if known else None,
         "std": float(np.std(known)) if known else None,
-        "per_seed": _nulls([float(v) for v in values]),
+        "per_seed": nulls([float(v) for v in values]),
     }
 
 
@@ -268,8 +268,10 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def _nulls(value: Any) -> Any:
-    """Lists with None in the place of NaN, as JSON wants them."""
-    if isinstance(value, list):
-        return [_nulls(v) for v in value]
-    return value if math.isfinite(value) else None
+def nulls(value: Any) -> Any:
+    """None in the place of NaN and infinities, as JSON wants it."""
+    if isinstance(value, dict):
+        return {key: nulls(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [nulls(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

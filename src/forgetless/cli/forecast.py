@@ -1,7 +1,6 @@
 """The command `forgetless forecast`: what the next task will do, before it is trained on."""
 
 import json
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from forgetless.errors import ConfigError, TraceError, require
 from forgetless.fit import resolve_device
 from forgetless.rebuild import network_of, samples_of, settings_of
 from forgetless.theory import TRUSTED, Forecast, forecast
-from forgetless.trace import load_trace
+from forgetless.trace import load_trace, nulls
 
 
 def forecast_command(
@@ -91,18 +90,9 @@ def forecast_command(
         )
     if as_json:
         names = {"scenario": config.scenario, "source": source, "target": target, "seed": number}
-        typer.echo(json.dumps(_finite(names | result.summary()), allow_nan=False))
+        typer.echo(json.dumps(nulls(names | result.summary()), allow_nan=False))
     else:
         _show(result, known, coming)
-
-
-def _finite(value: Any) -> Any:
-    """The same for JSON, which knows no NaN: a forecast that blows up has none to tell."""
-    if isinstance(value, dict):
-        return {key: _finite(of) for key, of in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(of) for of in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _start(

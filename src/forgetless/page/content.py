@@ -1,6 +1,5 @@
 """The numbers of the page: comparisons as plain values, ready for JSON."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ from forgetless import metrics
 from forgetless.analysis import Analysis
 from forgetless.comparison import JOINT, Comparison, Entry, shown
 from forgetless.page.words import command, headline
+from forgetless.trace import nulls
 
 _SHARES = (0.9, 0.95, 0.99)  # of variance, for which the page offers a command
 Analyses = Mapping[str, Analysis]  # by the label of the entry
@@ -43,9 +43,9 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
         "status": trace.status,
         "learned": entry.learned,
         "seeds": list(trace.seeds),
-        "accuracy": _plain(trace.accuracy.tolist()),
-        "mean": _plain(entry.mean.tolist()),
-        "std": _plain(entry.std.tolist()),
+        "accuracy": nulls(trace.accuracy.tolist()),
+        "mean": nulls(entry.mean.tolist()),
+        "std": nulls(entry.std.tolist()),
         "average": _spread(entry, metrics.average_accuracy),
         "forgetting": _spread(entry, metrics.forgetting),
         "memory": entry.memory_bytes,
@@ -58,7 +58,7 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
         ],
         "config": {k: str(v) for k, v in trace.config.items()},
         "versions": dict(trace.versions),
-        "analysis": None if analysis is None else _plain(analysis.plain()),
+        "analysis": None if analysis is None else nulls(analysis.plain()),
     }
 
 
@@ -78,12 +78,3 @@ def _folders(comparison: Comparison) -> list[str]:
     parents = {path.parent for path in paths}
     together = len(paths) > 1 and len(parents) == 1
     return sorted(map(str, parents if together else paths))
-
-
-def _plain(value: Any) -> Any:
-    """None in the place of NaN and infinities, as JSON wants it."""
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
