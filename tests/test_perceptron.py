@@ -17,6 +17,7 @@ from tests.conftest import blobs
 
 EPS = 1e-3  # of the norms here, not PyTorch's own
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 
 
 def deep():
@@ -269,10 +270,11 @@ def wide():
     )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_gradient_is_made_of_its_factors(name):
-    net, outers = network(MODELS[name], "cpu", torch.float64), {}
-    gradient = net.gradient(batch(9, "cpu", torch.float64), outers=outers)
+def test_a_gradient_is_made_of_its_factors(name, device):
+    net, outers = network(MODELS[name], device, torch.float64), {}
+    gradient = net.gradient(batch(9, device, torch.float64), outers=outers)
     assert len(outers) == len(net.perceptron.layers)
     for start, (left, right) in outers.items():
         matrix = left.mT @ right
@@ -280,12 +282,13 @@ def test_a_gradient_is_made_of_its_factors(name):
         torch.testing.assert_close(found, matrix.flatten(1), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n", [1, 3, 200], ids=["one", "few", "more than help"])
 @pytest.mark.parametrize("remember", ["samples", "directions"])
-def test_a_factored_memory_uses_the_batchs_factors(n, remember, monkeypatch):
+def test_a_factored_memory_uses_the_batchs_factors(n, remember, device, monkeypatch):
     """The projection is the same, of few samples by other products, of many by the gradient's."""
-    net = network(wide, "cpu", torch.float64)
-    kept = batch(25, "cpu", torch.float64, seed=2)
+    net = network(wide, device, torch.float64)
+    kept = batch(25, device, torch.float64, seed=2)
     features = [net.features(kept, seed) for seed in range(net.seeds)]
     state = empty_subspace(net.theta, FACTORED)
     if remember == "samples":
@@ -293,7 +296,7 @@ def test_a_factored_memory_uses_the_batchs_factors(n, remember, monkeypatch):
     else:
         state = state.add_principal(features, 7, centred=False)
     outers, used = {}, []
-    gradient = net.gradient(batch(n, "cpu", torch.float64), outers=outers)
+    gradient = net.gradient(batch(n, device, torch.float64), outers=outers)
     plain = Outer.apply_outer
     monkeypatch.setattr(Outer, "apply_outer", lambda *args: used.append(plain(*args)) or used[-1])
     found = state.project_out(gradient, outers)
@@ -301,14 +304,15 @@ def test_a_factored_memory_uses_the_batchs_factors(n, remember, monkeypatch):
     assert any(part is not None for part in used) == (n < 200)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", [OGD(samples=20), PCAOGD(5, samples=60)], ids=lambda m: m.name)
-def test_a_run_is_the_same_with_and_without_the_batchs_factors(method, monkeypatch):
+def test_a_run_is_the_same_with_and_without_the_batchs_factors(method, device, monkeypatch):
     tasks = blobs(tasks=3, n=84)
     training = Training(lr=0.05, epochs=3, batch_size=4, storage="factored")
     inputs = torch.Size(tasks.input_shape).numel()
     model = lambda: MLP(inputs, 60, tasks.n_outputs)  # noqa: E731
-    with_them = fit(tasks, method, model, seeds=2, training=training)
+    with_them = fit(tasks, method, model, seeds=2, training=training, device=device)
     monkeypatch.setattr(Outer, "apply_outer", lambda *args: None)
-    without = fit(tasks, method, model, seeds=2, training=training)
+    without = fit(tasks, method, model, seeds=2, training=training, device=device)
     for name, value in with_them.weights(1, 2).items():
         torch.testing.assert_close(without.weights(1, 2)[name], value, atol=1e-5, rtol=1e-4)
