@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from forgetless import (
     EWC,
@@ -149,6 +150,23 @@ def test_frozen_parameters_stay_as_initialised(split_digits):
     assert not torch.equal(first["body.3.weight"], last["body.3.weight"])
 
 
+def test_unprotected_parameters_follow_plain_sgd():
+    tasks = blobs(n=24)
+    names = {"0.weight": True, "0.bias": True, "2.weight": False, "2.bias": False}
+    training = Training(lr=0.1, epochs=1, batch_size=24, dtype="float64", unprotected="0.")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    trace = fit(tasks, OGD(samples=12), model, training=training)
+    before, after = trace.weights(0, 0), trace.weights(0, 1)
+    model.double().load_state_dict(before)
+    train = tasks.task(1, [0]).train
+    inputs, labels = train.take(torch.arange(24)[None])
+    cross_entropy(model(inputs[0].double()), labels[0]).backward()
+    for name, parameter in model.named_parameters():
+        plain = torch.allclose(after[name], before[name] - 0.1 * parameter.grad, atol=1e-12)
+        assert plain == names[name]
+
+
 def test_all_tasks_are_evaluated_when_asked():
     trace = fit(blobs(tasks=3), SGD(), training=replace(TRAINING, evaluate="all"))
     assert np.isfinite(trace.accuracy).all()
@@ -270,6 +288,8 @@ class TwoOutputs(nn.Linear):
         ({"seeds": "all"}, "seeds must be"),
         ({"model": lambda: "a network"}, "model must be a torch.nn.Module"),
         ({"training": Training(freeze="nowhere")}, "freeze must be the beginning"),
+        ({"training": Training(unprotected="nowhere")}, "unprotected must be the beginning"),
+        ({"training": Training(unprotected="body, head")}, "that are to be protected"),
         ({"heads": ["nowhere"]}, "heads must be the beginning"),
         ({"method": "sgd"}, r"method must be a method with its settings, such as SGD\(\)"),
         ({"method": SGD}, "method must be a method with its settings"),

@@ -48,22 +48,23 @@ def make_learner(
         storage: how the method keeps directions, if not as the training says.
     """
     modules = [make_model(model, scenario, seed) for seed in seeds]
-    frozen = tuple(part.strip() for part in training.freeze.split(",") if part.strip())
     heads = (heads,) if isinstance(heads, str) else heads
-    free = tuple(heads) if heads is not None else _last_layer(modules[0])
-    for argument, prefixes in (("freeze", frozen), ("heads", free)):
+    last = tuple(heads) if heads is not None else _last_layer(modules[0])
+    beginnings = training.beginnings | {"heads": last}
+    for argument, prefixes in beginnings.items():
         for prefix in prefixes:
             known = any(n.startswith(prefix) for n, _ in modules[0].named_parameters())
             require(known, argument, prefix, "the beginning of a parameter's name in the model")
     has_heads = scenario.has_heads and not method.reaches_heads
+    free = beginnings["unprotected"] + (last if has_heads else ())
     active = torch.zeros(scenario.n_tasks, scenario.n_outputs, dtype=torch.bool)
     for t in range(scenario.n_tasks):
         active[t, scenario.classes(t)] = True
     network = Network(
         modules,
         active,
-        is_free=lambda name: has_heads and name.startswith(free),
-        is_frozen=lambda name: name.startswith(frozen),
+        is_free=lambda name: name.startswith(free),
+        is_frozen=lambda name: name.startswith(beginnings["freeze"]),
         device=device,
         dtype=getattr(torch, training.dtype),
     )

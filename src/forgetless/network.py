@@ -29,7 +29,7 @@ class Network:
     """S copies of a network that differ in their weights, run as one program.
 
     The trained weights are one flat tensor theta (S, p): first those that a method protects, then
-    the free ones (heads). Everything else (frozen parameters, buffers) is `fixed`, by name.
+    the free ones (as heads). Everything else (frozen parameters, buffers) is `fixed`, by name.
 
     Arguments:
         modules: the S networks as they were initialised.
@@ -59,7 +59,7 @@ class Network:
         ]
         protected = [n for n in trained if not is_free(n)]
         if not protected:
-            raise ConfigError("the model has no trainable parameters outside of its heads")
+            raise ConfigError("the model has no trainable parameters that are to be protected")
         self.names = protected + [n for n in trained if is_free(n)]
         tensors = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
 

@@ -25,6 +25,11 @@ class Training:
     freeze: str = option(
         "", "Parameters whose names start with one of these (comma-separated) are not trained."
     )
+    unprotected: str = option(
+        "",
+        "Parameters whose names start with one of these are trained out of the method's reach, as "
+        "heads are.",
+    )
     eval_mode_after: int = option(
         0,
         "Train in eval mode, batch norm fixed, from this step of the run on; 0 for never.",
@@ -56,6 +61,15 @@ class Training:
         if self.budget not in ("", AUTO):
             parsed_bytes(self.budget)
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
+
+    @property
+    def beginnings(self) -> dict[str, tuple[str, ...]]:
+        """What names of parameters start with, by the setting that has a say on these."""
+        settings = {"freeze": self.freeze, "unprotected": self.unprotected}
+        return {
+            setting: tuple(part.strip() for part in text.split(",") if part.strip())
+            for setting, text in settings.items()
+        }
 
 
 @final

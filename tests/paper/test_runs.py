@@ -69,6 +69,7 @@ def test_what_does_not_change_the_result_does_not_change_the_key():
         ("rotated", "sgd", {"validation_per_class": 5}),
         ("split", "a-gem", {"agem_heads": "own"}),
         ("cifar", "sgd", {"freeze": ""}),
+        ("cifar", "ogd", {"unprotected": "convolutions"}),
     ],
 )
 def test_what_changes_the_result_changes_the_key(benchmark, method, change):

@@ -108,10 +108,10 @@ class _Journey:
         weights = trace.weights(seed, 0)
         tasks = tasks_of(trace, data)
         model = network_of(config, tasks, weights).eval()
-        frozen = tuple(part.strip() for part in config.freeze.split(",") if part.strip())
-        free = (f"{HEAD}.",) if tasks.has_heads else ()
+        out_of_reach = [f"{HEAD}."] if tasks.has_heads else []
+        out_of_reach += [start for starts in config.beginnings.values() for start in starts]
         every = [name for name, _ in model.named_parameters()]
-        names = tuple(name for name in every if not name.startswith((*frozen, *free)))
+        names = tuple(name for name in every if not name.startswith(tuple(out_of_reach)))
         size = sum(p.numel() for name, p in model.named_parameters() if name in names)
         directions, ranks = _remembered(trace, seed, size)
         learned = min(learned, _MOST_TASKS)

@@ -5,6 +5,7 @@ from forgetless.paper.artefact import Artefact
 from forgetless.paper.artefacts import (
     forgetting_gap,
     kernel_change,
+    layers,
     memory_sweep,
     methods_summary,
     more_methods,
@@ -26,6 +27,7 @@ _ALL = (
     forgetting_gap.ARTEFACT,
     strength.ARTEFACT,
     protocols.ARTEFACT,
+    layers.ARTEFACT,
     more_methods.ARTEFACT,
     more_methods.GEM,
     memory_sweep.ARTEFACT,

@@ -47,6 +47,8 @@ class Run:
         groups = (ScenarioOptions, ModelOptions, Training)
         names = {f.name for group in groups for f in fields(group)} - _INCIDENTAL
         values = asdict(config)
+        if not config.unprotected:  # which came after many runs, and changes none of them
+            names.remove("unprotected")
         return {
             "scenario": config.scenario,
             "method": {"name": config.method} | asdict(method),  # type: ignore[call-overload]

@@ -18,14 +18,20 @@ def cell_run(
     """The run of one cell; None if EWC diverged with every strength."""
     if protocol == "released":
         return table1.cell_run(scale, benchmark, method)
-    settings: dict[str, Any] = {}
+    if method != "ewc":
+        return mended_run(scale, benchmark, method, protocol)
+    found = strength.chosen(results, benchmark, protocol)
+    if found is None:
+        return None
+    return mended_run(scale, benchmark, method, protocol, ewc_strength=found)
+
+
+def mended_run(
+    scale: Scale, benchmark: str, method: str, protocol: Protocol, **settings: Any
+) -> Run:
+    """A run under another protocol than the released one; PCA-OGD keeps its rows in bfloat16."""
     if method == "pca-ogd":
         settings["storage"] = "bfloat16"
-    if method == "ewc":
-        found = strength.chosen(results, benchmark, protocol)
-        if found is None:
-            return None
-        settings["ewc_strength"] = found
     return Run(scale.config(benchmark, method, protocol, **settings))
 
 
