@@ -170,3 +170,88 @@ def test_features_and_forecast_of_a_layer_under_two_names():
     moved = model_drift(model, model.state_dict(), state, x.double(), y)
     difference = (other(x.double()) - model(x.double())).gather(1, y[:, None])
     torch.testing.assert_close(moved.abs(), difference[:, 0].abs())
+
+
+class Cudnns(nn.GRU):
+    """Behaves on a CPU as cuDNN does on a GPU: no backward pass in eval mode."""
+
+    def forward(self, *args):
+        if not self.training and torch.backends.cudnn.enabled and torch.is_grad_enabled():
+            raise AssertionError("cudnn RNN backward can only be called in training mode")
+        return super().forward(*args)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer=Cudnns) -> None:
+        super().__init__()
+        self.layer, self.last = layer(2, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.layer(x.view(len(x), 3, 2))[0][:, -1])
+
+
+RECURRENT = [
+    ("cpu", Cudnns),
+    pytest.param(
+        "cuda",
+        nn.GRU,
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("device", "layer"), RECURRENT)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(
+    "method", [OGD(20), PCAOGD(5, 30), EWC(), AGEM(20), GEM(20), Joint()], ids=lambda m: m.name
+)
+def test_recurrent_layers_in_eval_mode_run_without_cudnn(method, mode, device, layer):
+    """What a guard remembers is looked at in eval mode, whatever mode the model is in."""
+    torch.manual_seed(0)
+    model = Recurrent(layer).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = forgetless.Guard(model, optimizer, method)
+    x, y = (t.to(device) for t in samples())
+    guard.end_task((x, y))
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    cross_entropy(model(x.flip(0)), y).backward()
+    getattr(model, mode)()
+    optimizer.step()
+    assert (parameters_to_vector(model.parameters()) - before).abs().max() > 1e-4
+    assert torch.backends.cudnn.enabled
+
+
+def test_only_recurrent_layers_in_eval_mode_do():
+    enabled = []
+
+    class Noting(Recurrent):
+        def forward(self, x):
+            enabled.append(torch.backends.cudnn.enabled)
+            return super().forward(x)
+
+    model, (x, _) = Noting(nn.GRU), samples()
+    values = dict(model.named_parameters())
+    called(model, values, (x,))
+    model.eval()
+    called(model, values, (x,))
+    with torch.no_grad():
+        called(model, values, (x,))
+    model.layer.train()
+    called(model, values, (x,))
+    assert enabled == [True, False, True, True]
+
+
+def test_fit_trains_recurrent_layers_in_eval_mode():
+    tasks = blobs(tasks=2, n=60)
+    flat = torch.Size(tasks.input_shape).numel()
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = Cudnns(1, 4, batch_first=True), nn.Linear(4, tasks.n_outputs)
+
+        def forward(self, x):
+            return self.last(self.layer(x.view(-1, flat, 1))[0][:, -1])
+
+    training = Training(lr=0.1, epochs=1, eval_mode_after=1)
+    assert fit(tasks, SGD(), Network, training=training).accuracy.shape == (1, 2, 2)

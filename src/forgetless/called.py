@@ -2,11 +2,12 @@
 
 Gradient checkpointing computes parts of a network again in the backward pass. By then the module
 has its own weights back, and the gradients would be theirs: while a module is called here, such
-parts run as if they were not checkpointed.
+parts run as if they were not checkpointed. Recurrent layers in eval mode run without cuDNN, which
+has no backward pass of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import chain
 from threading import Lock
@@ -30,9 +31,28 @@ def called(
 
     A value holds wherever the named tensor is used, under whatever name, unless that is named too.
     """
-    with _PLAINLY():
+    with _PLAINLY(), differentiable(module) if torch.is_grad_enabled() else nullcontext():
         placed = _placed(module, values)
         return functional_call(module, placed, args, dict(kwargs or {}), tie_weights=False)
+
+
+def differentiable(module: nn.Module) -> AbstractContextManager[None]:
+    """Without cuDNN, if the module has recurrent layers in eval mode."""
+    if any(isinstance(part, nn.RNNBase) and not part.training for part in module.modules()):
+        return without_cudnn()
+    return nullcontext()
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """By torch's own kernels; cuDNN's other settings stay, which its `flags` would reset."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = before
 
 
 def _placed(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrizations
 
 from forgetless import ConfigError, forecast
-from forgetless.tangent.problem import differentiable
 from forgetless.theory import TangentModel, forecast_model
 from forgetless.theory.modules import copied, plain_kernels
 
@@ -193,13 +192,6 @@ def test_fast_kernels_are_back_afterwards():
             assert torch.backends.mha.get_fastpath_enabled() is fast
         finally:
             torch.backends.mha.set_fastpath_enabled(before[2])
-
-
-def test_recurrent_layers_run_without_cudnn():
-    with differentiable([nn.GRU(2, 2)]):
-        assert not torch.backends.cudnn.enabled
-    with differentiable([nn.Linear(2, 2)]):
-        assert torch.backends.cudnn.enabled
 
 
 def test_a_network_that_cannot_be_differentiated_says_why(monkeypatch):

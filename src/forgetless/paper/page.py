@@ -144,7 +144,7 @@ def _provenance(records: Results) -> list[str]:
         with readable(name):
             # What was measured without training has only the measuring's own device and versions.
             made = list(of["runs"].values()) or [of]
-            where = [", ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
+            where = ["; ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
             seconds = [f"{of[f'seconds {what}']:.0f}" for what in ("training", "measuring")]
             rows.append([f"`{name}`", str(len(of["runs"])), *seconds, *where])
     headings = ["artefact", "runs", "seconds training", "seconds measuring"]

@@ -1,7 +1,7 @@
 """Whose gradients are wanted: a network at fixed weights, samples, and scalars of each of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self, final
 
@@ -110,18 +110,11 @@ class Problem:
         for module, training in self.modes.items():
             module.training = training
         try:
-            with torch.inference_mode(False), torch.enable_grad(), differentiable(self.modes):
+            with torch.inference_mode(False), torch.enable_grad():
                 yield
         finally:
             for module, training in present.items():
                 module.training = training
-
-
-def differentiable(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    """CuDNN has no backward pass of recurrent layers in eval mode; without it there is one."""
-    if any(isinstance(module, nn.RNNBase) for module in modules):
-        return torch.backends.cudnn.flags(enabled=False)
-    return nullcontext()
 
 
 def _usable(x: Tensor) -> Tensor:

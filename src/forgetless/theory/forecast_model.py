@@ -8,11 +8,10 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
-from forgetless.called import called
+from forgetless.called import called, differentiable
 from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64, project_out
 from forgetless.tangent import tangent_features
-from forgetless.tangent.problem import differentiable
 from forgetless.theory.modules import copied, plain_kernels
 
 # outputs (n, C), labels (n,) → the mean loss
@@ -139,7 +138,7 @@ class TangentModel:
         return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
 
     def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        with differentiable(self.module.modules()):
+        with differentiable(self.module):  # forwards, too
             outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
         return outputs
 

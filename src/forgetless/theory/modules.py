@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from forgetless.called import without_cudnn
 from forgetless.errors import ConfigError
 
 
@@ -45,7 +46,7 @@ def plain_kernels() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     mkldnn.enabled = False  # type: ignore[assignment]
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        with sdpa_kernel(SDPBackend.MATH), without_cudnn():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
