@@ -175,7 +175,8 @@ def test_a_part_whose_runs_are_there_is_measured_without_the_others(
 ):
     monkeypatch.chdir(tmp_path)
     artefact, whole = ARTEFACTS[name], records(built)[name]
-    for run in artefact.parts(SMALL, records(built))[part]:
+    others = {other: records(built)[other] for other in artefact.needs}
+    for run in artefact.parts(SMALL, others)[part]:
         # As it is brought back from another machine: the trace and what was found in the weights.
         shutil.copytree(
             built / "runs/paper" / run.key,
@@ -183,8 +184,8 @@ def test_a_part_whose_runs_are_there_is_measured_without_the_others(
             ignore=shutil.ignore_patterns("seed-*"),
             dirs_exist_ok=True,
         )
-    for other in artefact.needs:
-        save_result(tmp_path / "runs/paper-small/results", other, records(built)[other])
+    for other, record in others.items():
+        save_result(tmp_path / "runs/paper-small/results", other, record)
     arguments = ("--scale", "small", "--device", "cpu", "--no-train")
     assert forgetless("paper", "build", name, *arguments) == 0
     record = records(tmp_path)[name]
