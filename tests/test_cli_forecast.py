@@ -95,6 +95,20 @@ def test_a_run_with_a_budget_can_be_forecast(tmp_path, capsys):
     assert forgetless(command, capsys)[0] == 0
 
 
+def test_what_a_run_froze_is_frozen_in_its_forecast(tmp_path, capsys):
+    """If only the last layer trains, the network is linear, and followed to the last digit."""
+    trust = {}
+    for frozen in ([], ["--freeze", "body"]):
+        folder = tmp_path / f"run {len(frozen)}"
+        run = ["run", "rotated-digits", "--method", "sgd", *QUICK, *frozen, "--json", "--out"]
+        assert forgetless([*run, folder], capsys)[0] == 0
+        command = ["forecast", folder, "--components", "", "--lr", "0.3", "--json"]
+        status, out, _ = forgetless(command, capsys)
+        assert status == 0
+        trust[bool(frozen)] = json.loads(out)["trust"]
+    assert trust[True] > 0.999 > trust[False]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

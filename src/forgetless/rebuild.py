@@ -33,7 +33,7 @@ def tasks_of(trace: Trace, data: Path | None = None) -> Scenario:
 
 
 def network_of(config: Config, tasks: Scenario, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The network of the settings with these weights."""
+    """The network of the settings with these weights; what is frozen takes no gradient."""
     model = build_model(config, tasks.input_shape, tasks.n_outputs)
     try:
         model.load_state_dict(dict(weights))
@@ -42,6 +42,8 @@ def network_of(config: Config, tasks: Scenario, weights: Mapping[str, Tensor]) -
         raise ConfigError(
             f"the weights do not fit the {config.model} of the run: {reason}"
         ) from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(config.beginnings["freeze"]))
     return model
 
 

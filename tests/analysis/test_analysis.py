@@ -127,6 +127,23 @@ def test_the_forecast_of_a_projecting_method_avoids_its_directions(digits_run):
     assert not basis[:, -sum(heads) :].any()
 
 
+@pytest.mark.parametrize("setting", ["freeze", "unprotected"])
+def test_layers_out_of_reach_have_no_part_in_the_forecast(digits_run, setting):
+    trace = digits_run("rotated-digits", "ogd", **{setting: "body.1"})
+    journey = _Journey.of(trace, None, SAMPLES)
+    sizes = {n: p.numel() for n, p in journey.model.named_parameters()}
+    first = sizes["body.1.weight"] + sizes["body.1.bias"]
+    rows = trace.memory(0)["directions"]
+    assert rows.shape[1] == sum(sizes.values()) - first
+    basis = journey.basis(1)
+    if setting == "unprotected":  # trained, but free to move
+        assert not basis[:, :first].any()
+        basis = basis[:, first:]
+    torch.testing.assert_close(basis, rows[: len(basis)])
+    points = analyse(trace, samples=SAMPLES).forecast
+    assert [(p.source, p.target) for p in points] == [(0, 1), (1, 2)]
+
+
 def test_the_images_are_those_that_were_lost(digits_run):
     trace = digits_run("rotated-digits", "sgd", step_degrees=45.0, epochs=8)
     found = analyse(trace, samples=SAMPLES)

@@ -144,7 +144,7 @@ class _Journey:
         if self.directions is None:
             return None
         rows = self.directions[: self.before(task)]
-        sizes = {n: p.numel() for n, p in self.model.named_parameters()}
+        sizes = {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
         given = rows.split([sizes[name] for name in self.names], dim=1)
         own = dict(zip(self.names, given, strict=True))
         empty = {n: rows.new_zeros(len(rows), size) for n, size in sizes.items()}
