@@ -66,25 +66,29 @@ class Footprint:
     def bytes(self, storage: Storage) -> int:
         """What they take in that storage, all seeds together."""
         count = self.directions
-        if storage.kind == "factored":
-            samples = self.tasks * self._looked_at
-            # A principal direction is a sum of samples, with a weight in float64 for each.
-            weights = 8 * count * samples if isinstance(self.method, PCAOGD) else 0
-            return int(self.seeds * (samples * self.factored + weights + 24 * count**2))
         count = count if storage.max_rank is None else min(count, storage.max_rank)
-        return self.seeds * (count * self._row(storage) + 8 * count**2)
+        one, square = self._growth(storage)
+        needed = count * one + square * count**2
+        if storage.kind == "factored" and isinstance(self.method, PCAOGD):
+            # A principal direction is a sum of samples, with a weight in float64 for each.
+            samples = self.tasks * self._looked_at
+            needed = samples * one + square * count**2 + 8 * count * samples
+        return int(self.seeds * needed)
 
-    def _row(self, storage: Storage) -> int:
-        return self.size * (self.itemsize if storage.dtype is None else storage.dtype.itemsize)
+    def _growth(self, storage: Storage) -> tuple[float, int]:
+        """K directions of a seed, if each is a row or a sample, take a K + b K² bytes: a and b."""
+        if storage.kind == "factored":
+            return self.factored, 24
+        return self.size * (self.itemsize if storage.dtype is None else storage.dtype.itemsize), 8
 
-    def most_rows(self, storage: Storage, budget: float) -> int:
-        """How many directions fit: the largest K for which K rows and 8 K² bytes do."""
-        row = self._row(storage)
-        return int((sqrt(row * row + 32 * budget / self.seeds) - row) / 16)
+    def most(self, storage: Storage, budget: float) -> int:
+        """How many directions fit, of PCA-OGD's in rows: the largest K for which they do."""
+        one, square = self._growth(storage)
+        return int((sqrt(one * one + 4 * square * budget / self.seeds) - one) / (2 * square))
 
 
 def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> Storage:
-    """The first way to keep all directions in `budget` bytes; if there is none, fewer of them.
+    """The first way to keep all directions in `budget` bytes; if there is none, as many as fit.
 
     Arguments:
         needs: what they take.
@@ -99,15 +103,17 @@ def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> St
             fits = device.type != "cpu" and needs.bytes(storage) <= budget_of(storage.device)
         if fits:
             return storage
-    rounded = STORAGES["bfloat16"]
-    most = needs.most_rows(rounded, budget)
+    # Fewer principal directions are sums of as many samples, so factors would not become smaller.
+    smallest = ("bfloat16",) if isinstance(needs.method, PCAOGD) else ("factored", "bfloat16")
+    best = max((STORAGES[name] for name in smallest), key=lambda way: needs.most(way, budget))
+    most = needs.most(best, budget)
     if most < 1:
-        least = needs.bytes(replace(rounded, max_rank=1))
+        least = min(needs.bytes(replace(STORAGES[name], max_rank=1)) for name in smallest)
         raise MemoryShortageError(
             f"--memory must be enough for at least one direction, {in_words(least)} for this "
             f"model, not {in_words(budget)}"
         )
-    return replace(rounded, max_rank=most)
+    return replace(best, max_rank=most)
 
 
 def budget_of(device: torch.device) -> float:

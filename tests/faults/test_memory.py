@@ -1,6 +1,7 @@
 """Memory that does not suffice: said with numbers, or seen to beforehand."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,29 @@ def test_fewer_directions_where_nothing_fits():
     assert found.bytes(chosen) <= 2_000_000 < found.bytes(replace(chosen, max_rank=10))
     with pytest.raises(MemoryShortageError, match="at least one direction, 200 kB"):
         fitting_storage(found, 1000, CPU)
+
+
+def test_fewer_samples_where_they_are_smaller_than_rows():
+    found = needs(OGD(100), tasks=10, seeds=2)
+    chosen = fitting_storage(found, 500_000, CPU)
+    assert (chosen.kind, chosen.max_rank) == ("factored", 88)
+    assert found.bytes(chosen) <= 500_000 < found.bytes(replace(chosen, max_rank=89))
+    bulky = replace(found, factored=300_000.0)
+    assert fitting_storage(bulky, 10**6, CPU) == replace(STORAGES["bfloat16"], max_rank=2)
+    with pytest.raises(MemoryShortageError, match=r"at least one direction, 1\.45 kB"):
+        fitting_storage(found, 1000, CPU)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_run_keeps_as_many_samples_as_fit(together):
+    training = Training(lr=0.05, epochs=1, budget="5kB", seeds_together=together)
+    trace = fit(blobs(tasks=3), OGD(6), network, seeds=2, training=training)
+    chosen = trace.config["storage_chosen"]
+    found = re.fullmatch(r"factored samples, (\d+) of 18 directions", chosen)
+    assert found, chosen
+    assert 1 < int(found[1]) < 18
+    for seed in (0, 1):
+        assert len(trace.memory(seed)["factor"]) == int(found[1])
 
 
 def test_what_is_free_is_more_than_nothing():
