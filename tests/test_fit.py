@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from forgetless import (
+    AGEM,
     EWC,
     GEM,
     OGD,
@@ -290,6 +291,10 @@ class TwoOutputs(nn.Linear):
         ({"training": Training(freeze="nowhere")}, "freeze must be the beginning"),
         ({"training": Training(unprotected="nowhere")}, "unprotected must be the beginning"),
         ({"training": Training(unprotected="body, head")}, "that are to be protected"),
+        (
+            {"training": Training(unprotected="body"), "method": AGEM(4, heads="released")},
+            "nothing can be left unprotected",
+        ),
         ({"heads": ["nowhere"]}, "heads must be the beginning"),
         ({"method": "sgd"}, r"method must be a method with its settings, such as SGD\(\)"),
         ({"method": SGD}, "method must be a method with its settings"),

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from forgetless.data import Scenario
 from forgetless.errors import ConfigError, require
 from forgetless.learner import Learner
-from forgetless.methods import Method
+from forgetless.methods import AGEM, Method
 from forgetless.models import HEAD, ModelOptions, build_model
 from forgetless.network import Network
 from forgetless.streams import global_stream
@@ -55,6 +55,11 @@ def make_learner(
         for prefix in prefixes:
             known = any(n.startswith(prefix) for n, _ in modules[0].named_parameters())
             require(known, argument, prefix, "the beginning of a parameter's name in the model")
+    if beginnings["unprotected"] and isinstance(method, AGEM) and method.heads == "released":
+        raise ConfigError(
+            "A-GEM with released heads trains nothing out of its reach after the first task, so "
+            "nothing can be left unprotected"
+        )
     has_heads = scenario.has_heads and not method.reaches_heads
     free = beginnings["unprotected"] + (last if has_heads else ())
     active = torch.zeros(scenario.n_tasks, scenario.n_outputs, dtype=torch.bool)

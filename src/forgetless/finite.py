@@ -17,12 +17,12 @@ class FiniteWatch:
 
     Arguments:
         seeds: the S seeds.
-        lr: their learning rate, for the message.
+        remedies: what may help where they are not, for the message.
     """
 
-    def __init__(self, seeds: Sequence[int], lr: float) -> None:
+    def __init__(self, seeds: Sequence[int], remedies: Sequence[str]) -> None:
         self._seeds = seeds
-        self._lr = lr
+        self._remedies = remedies
         self._task = self._first = 0
         self._noted: list[tuple[int, Tensor]] = []
 
@@ -50,6 +50,6 @@ class FiniteWatch:
             row, seed = broken[0].tolist()
             raise TrainingError(
                 f"the weights are NaN or infinite by step {steps[row] - self._first} of task "
-                f"{self._task + 1}, seed {self._seeds[seed]}; a smaller learning rate than "
-                f"{self._lr:g} may help"
+                f"{self._task + 1}, seed {self._seeds[seed]}; {' or '.join(self._remedies)} "
+                "may help"
             )

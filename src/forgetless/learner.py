@@ -90,7 +90,8 @@ class Learner:
         self.remembers = False  # anything at all
         self.storage = storage
         self.place: Place | None = None
-        self.watch = FiniteWatch(self.seeds, lr)
+        remedies = [f"a smaller learning rate than {lr:g}", method.steadied_by]
+        self.watch = FiniteWatch(self.seeds, [remedy for remedy in remedies if remedy])
         self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]

@@ -117,8 +117,11 @@ def test_broken_gradients_are_reported_with_the_step(method, digits):
             return self.net(x) / (self.calls < 5)
 
     message = "NaN or infinite by step 5 of task 1, seed 7"
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(TrainingError, match=message) as caught:
         fit(digits, method, Explodes, seeds=[7], training=TRAINING)
+    remedy = f"a smaller learning rate than {TRAINING.lr:g} "
+    remedy += f"or a smaller strength than {method.strength:g} " if method.name == "ewc" else ""
+    assert str(caught.value).endswith(f"; {remedy}may help")
 
 
 @every_method

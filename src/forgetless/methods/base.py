@@ -189,6 +189,11 @@ class Method(ABC, Generic[S]):
         return False
 
     @property
+    def steadied_by(self) -> str:
+        """What of the method, beside a smaller learning rate, may help where training diverges."""
+        return ""
+
+    @property
     def reaches_heads(self) -> bool:
         """Whether the method works on the heads too, not only on what the tasks share.
 

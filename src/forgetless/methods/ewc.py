@@ -64,6 +64,11 @@ class EWC(Method[Elastic]):
         """The penalty's gradient is added to the gradient."""
         return False
 
+    @property
+    def steadied_by(self) -> str:
+        """Where lr · strength · F is above 2, every step overshoots the anchor by more."""
+        return f"a smaller strength than {self.strength:g}"
+
     def init(self, theta: Tensor, storage: Storage = DENSE) -> Elastic:
         """No spring before the first task."""
         return Elastic(torch.zeros_like(theta), torch.zeros_like(theta))
