@@ -169,4 +169,5 @@ def test_of_the_same_bytes_what_diverged_is_measured(workshop, monkeypatch):
 def test_a_gem_has_no_place_where_it_diverged():
     data = {"cifar": {"released": cells(a_gem=None, sgd=2.0), "frozen": cells(a_gem=1, sgd=2.0)}}
     lines = "\n".join(answers({"protocols": {"data": data}}))
-    assert "A_T diverged under the released protocol; 99.0 ± 0.0 under the frozen" in lines
+    assert "With proper heads, on the network as released number 1 of 2: A_T 99.0 ± 0.0" in lines
+    assert "where all of the network trains not measured yet; as released diverged." in lines

@@ -6,7 +6,7 @@ from math import isnan
 from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
 from forgetless.paper.claims.base import measured
-from forgetless.paper.numbers import DIVERGED, average, cell, mean, shown
+from forgetless.paper.numbers import DIVERGED, ahead, average, cell, mean, shown
 from forgetless.paper.pictures import LABELS, NAMES
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.store import Results, readable
@@ -14,22 +14,33 @@ from forgetless.paper.store import Results, readable
 _RELATED = 0.3  # correlation from which two things go together
 
 
+# What the protocols are for A-GEM, the one that answers the question first.
+_PROTOCOLS = {
+    "frozen": "With proper heads, on the network as released",
+    "corrected": "where all of the network trains",
+    "released": "as released",
+}
+
+
 def _agem(protocols: Data) -> str:
     """A-GEM's place on Split CIFAR under each protocol."""
     parts = []
-    for protocol, methods in protocols["cifar"].items():
-        known = {m: of for m, of in methods.items() if DIVERGED not in of}
+    for protocol, words in _PROTOCOLS.items():
+        methods = protocols["cifar"].get(protocol, {})
+        known = {m: of["average"] for m, of in methods.items() if DIVERGED not in of}
         if "a-gem" not in known:
-            why = DIVERGED if "a-gem" in methods else "not measured yet"
-            parts.append(f"{why} under the {protocol} protocol")
+            parts.append(f"{words} {DIVERGED if 'a-gem' in methods else 'not measured yet'}")
             continue
-        order = sorted(known, key=lambda m: -mean(known[m]["average"]))
-        place = order.index("a-gem") + 1
+        order = sorted(known, key=lambda m: -mean(known[m]))
+        place = order.index("a-gem")
+        near = [order[i] for i in (place - 1, place + 1) if 0 <= i < len(order)]
+        leads = {m: ahead(known["a-gem"], known[m]) for m in near}
+        beside = [f"{lead:+.1f} ± {noise:.1f} to {LABELS[m]}" for m, (lead, noise) in leads.items()]
         parts.append(
-            f"{shown(known['a-gem']['average'])} under the {protocol} protocol, number {place} of "
-            f"{len(order)} ({', '.join(LABELS[m] for m in order)})"
+            f"{words} number {place + 1} of {len(order)}: A_T {shown(known['a-gem'])}, "
+            f"{' and '.join(beside)}"
         )
-    return "A_T " + "; ".join(parts) + "."
+    return "; ".join(parts) + ". After the sign ± of a difference are two standard errors."
 
 
 def _structure(data: Data) -> str:
@@ -49,8 +60,8 @@ def _structure(data: Data) -> str:
         f"Once the network has been trained on it. {count} components explain {before:.0f} % of "
         f"a permuted task's features at initialisation, {reached:.0f} % when training on it "
         f"starts and {after:.0f} % when it ends, which is when PCA-OGD looks. Rotated is no "
-        f"other: {rotated[0]:.0f} % at initialisation, {rotated[1]:.0f} % at the end. The moment "
-        f"that fits the paper's numbers best is for {columns}."
+        f"different: {rotated[0]:.0f} % at initialisation, {rotated[1]:.0f} % at the end. The "
+        f"moment that fits the paper's numbers best is for {columns}."
     )
 
 

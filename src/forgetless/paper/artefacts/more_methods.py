@@ -43,14 +43,16 @@ ARTEFACT = _artefact(
     "more-methods",
     "What Table 1 leaves out",
     ("gem-nt", "joint"),
-    "GEM-NT as the text has it (orthogonal to every task's loss gradient). Joint training keeps "
-    "all data and follows the mean loss of all tasks so far, in as many steps as the others: an "
-    "upper reference only where these are enough to learn all tasks at once.",
+    "Settings and networks as released. GEM-NT as the text has it (orthogonal to every task's loss "
+    "gradient). Joint training keeps all data and follows the mean loss of all tasks so far, in as "
+    "many steps as the others: an upper reference only where these are enough to learn all "
+    "tasks at once.",
 )
 # By itself: its quadratic programme at every step makes it by far the slowest.
 GEM = _artefact(
     "gem",
     "GEM",
     ("gem",),
-    "GEM with margin 0. What the released code calls GEM-NT is GEM with margin 0.5.",
+    "GEM with margin 0, networks as released. What the released code calls GEM-NT is GEM with "
+    "margin 0.5.",
 )

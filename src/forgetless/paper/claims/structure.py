@@ -87,7 +87,7 @@ def _no_structure(data: Data) -> Finding:
 
 @CLAIMS.add(
     "section 5.3; appendix, NTK changes",
-    "The kernel does not vary any more after task 1 on Split CIFAR",
+    "The kernel does not vary any more (is approximately constant) after task 1 on Split CIFAR",
     "its change since the start is at most a tenth larger at the end than after task 1",
     "kernel-change: cifar",
 )
@@ -135,7 +135,7 @@ def _smaller(data: Data) -> Finding:
         for b, sizes in data.items()
         if kernel_change.later_growth(sizes, 0) > kernel_change.later_growth(sizes, -1)
     ]
-    why = "least to most data, since initialisation"
+    why = "least to most data, since initialisation; with epochs fixed, less data is fewer steps"
     if growing:
         why += (
             f"; counted from the end of task 1, less data changes it more on {', '.join(growing)}"

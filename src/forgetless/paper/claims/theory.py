@@ -3,9 +3,9 @@
 import itertools
 
 from forgetless.paper.artefact import Data
-from forgetless.paper.artefacts.toy import rise
+from forgetless.paper.artefacts.toy import MEMORY, rise
 from forgetless.paper.claims.base import HOLDS, UNDECIDED, Claims, Finding, either
-from forgetless.paper.numbers import ahead, listed
+from forgetless.paper.numbers import ahead, listed, mean
 
 CLAIMS = Claims()
 _EXACT = 1e-6  # relative error that counts as rounding and the descent's tolerance
@@ -152,7 +152,8 @@ def _well_learned(theory: Data) -> Finding:
 )
 def _contribute(theory: Data) -> Finding:
     change = theory["shorter gradient"]
-    why = "an orthogonal projection knows directions, not lengths, until one is zero"
+    why = "an orthogonal projection knows directions, not lengths, until one is zero; they do in "
+    why += "I − G Gᵀ with G's columns as they are, which is no projection"
     return either(change > _EXACT), f"‖T' − T‖ = {change:.0e}", "" if change > _EXACT else why
 
 
@@ -239,6 +240,10 @@ def _flat(theory: Data, toy: Data) -> Finding:
     why = (
         f"in linear models with a flat spectrum and two tasks Δ of PCA-OGD is {ratio:.2f} of OGD's"
     )
+    if clear:
+        sizes = " and ".join("n = {}, p = {}".format(*s.split()) for s in clear)
+        explained = listed((mean(toy[s]["explained"]) for s in clear), ".0f")
+        why = f"clearly at {sizes}, where {MEMORY} components explain {explained} %; {why}"
     return either(bool(clear)), measured, why
 
 
