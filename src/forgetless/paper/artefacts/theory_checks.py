@@ -56,6 +56,7 @@ def measure(workshop: Workshop) -> dict[str, Any]:
         "bounds": {name: _bounds(method) for name, method in _BOUNDED.items()},
         "alignment": _alignment(),
         "cancelling": _cancelling(),
+        "null residual": _null_residual(),
         "one sample": theory_gem_nt.one_sample(),
         "well learned": theory_gem_nt.well_learned(),
         "shorter gradient": theory_gem_nt.shorter_gradient(),
@@ -173,6 +174,16 @@ def _alignment() -> dict[str, list[float]]:
         learned = learn([LinearTask(source, zero, zero), LinearTask(target, one, zero)], SGD())
         found.append(decompose(learned, 0, 1).total)
     return {"cosine": cosines, "forgetting": found}
+
+
+def _null_residual() -> float:
+    """Δ, relative to the outputs, by descent on a task that the network predicts already."""
+    first, second = some_tasks(0, 2)
+    moved = learn([first], SGD(), weight_decay=DECAY).predict(second.features, second.outputs)[-1]
+    known = LinearTask(second.features, moved, second.outputs)
+    learned = learn([first, known], SGD(), weight_decay=DECAY, solver=Descent())
+    outputs = learned.predict(first.features, first.outputs)
+    return float((outputs[2] - outputs[1]).square().sum() / outputs[1].square().sum())
 
 
 def _cancelling() -> dict[str, float]:

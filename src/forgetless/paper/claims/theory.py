@@ -63,6 +63,17 @@ def _alignment(theory: Data) -> Finding:
     return either(grows), f"Δ {shown} at cosines 0 to 1", why
 
 
+@CLAIMS.add(
+    "section 4.2",
+    "A null residual: what is predicted perfectly is not learned, and nothing is forgotten",
+    "Δ by gradient descent, over the outputs' squared norm, below 1e-9",
+    "theory",
+)
+def _null_residual(theory: Data) -> Finding:
+    change = theory["null residual"]
+    return either(change < 1e-9), f"Δ {change:.0e}", "a linear model whose task 2 it predicts"
+
+
 @CLAIMS.add("Corollary 1", "Δ of SGD ≤ σ₁² Σ_k ‖Θ‖² ‖M ỹ‖²", _BOUND, "theory")
 def _sgd_bound(theory: Data) -> Finding:
     return _bound(theory, "SGD")
