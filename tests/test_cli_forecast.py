@@ -95,6 +95,22 @@ def test_a_run_with_a_budget_can_be_forecast(tmp_path, capsys):
     assert forgetless(command, capsys)[0] == 0
 
 
+def test_what_a_run_left_unprotected_is_not_protected_in_its_forecast(tmp_path, capsys):
+    run = ["run", "rotated-digits", "--method", "pca-ogd", *QUICK, "--json", "--out"]
+    found = []
+    for free in ([], ["--unprotected", "body"]):
+        folder = tmp_path / f"run {len(free)}"
+        assert forgetless([*run, folder, *free], capsys)[0] == 0
+        command = ["forecast", folder, "--components", "20", "--lr", "0.3", "--json"]
+        status, out, _ = forgetless(command, capsys)
+        assert status == 0
+        found.append(json.loads(out))
+    # Both are the same network after the first task; with less protected, more moves.
+    assert found[0]["plain"] == found[1]["plain"]
+    losses = [one["protected"][0]["target_loss"] for one in found]
+    assert losses[1] < losses[0]
+
+
 def test_what_a_run_froze_is_frozen_in_its_forecast(tmp_path, capsys):
     """If only the last layer trains, the network is linear, and followed to the last digit."""
     trust = {}

@@ -7,6 +7,7 @@ import pytest
 
 from forgetless import load_trace, runs
 from forgetless.checkpoint import FolderLock
+from forgetless.checkpoint.store import checksum
 from forgetless.learner import Learner
 from tests.conftest import forgetless
 
@@ -144,3 +145,17 @@ def test_minutes_are_a_number(minutes, capsys):
     status, _, err = forgetless([*RUN, "--checkpoint-every", minutes], capsys)
     assert status == 2
     assert "--checkpoint-every must be a number of minutes" in err
+
+
+def test_a_run_of_a_version_with_fewer_settings_goes_on(stopping, capsys, tmp_path):
+    """As if `--unprotected` had come after it was begun."""
+    stopping[0] = 2
+    assert forgetless([*RUN, "--out", "a"], capsys)[0] == 130
+    manifests = list(tmp_path.glob("a/checkpoint/manifest-*.json"))
+    assert manifests
+    for file in manifests:
+        manifest = json.loads(file.read_text("utf-8"))["manifest"]
+        del manifest["settings"]["config"]["unprotected"]
+        file.write_text(json.dumps({"blake2b": checksum(manifest), "manifest": manifest}), "utf-8")
+    status, _, err = forgetless([*RUN, "--out", "a"], capsys)
+    assert (status, err) == (0, "")

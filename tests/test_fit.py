@@ -316,7 +316,7 @@ def test_what_cannot_be_fitted_is_refused(options, message, tmp_path):
         {"epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"lr": float("inf")},
         {"dtype": "int8"}, {"eval_mode_after": -1}, {"evaluate": "none"}, {"seeds_together": -1},
         {"epochs": 1.5}, {"epochs": True}, {"batch_size": 2.5}, {"batch_size": "8"}, {"lr": "a"},
-        {"eval_mode_after": 0.5}, {"seeds_together": 1.5},
+        {"eval_mode_after": 0.5}, {"seeds_together": 1.5}, {"freeze": None}, {"unprotected": ["a"]},
     ],
 )  # fmt: skip
 def test_impossible_training_is_refused(setting):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from forgetless.config import Config, resolve
 from forgetless.data import Scenario, Split, build_scenario
 from forgetless.errors import ConfigError, TraceError
-from forgetless.models import build_model
+from forgetless.models import HEAD, build_model
 from forgetless.trace import Trace
 
 
@@ -45,6 +45,13 @@ def network_of(config: Config, tasks: Scenario, weights: Mapping[str, Tensor]) -
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(config.beginnings["freeze"]))
     return model
+
+
+def out_of_reach(config: Config, tasks: Scenario, model: nn.Module) -> list[str]:
+    """The parameters that are trained, but not projected, such as heads."""
+    heads = (f"{HEAD}.",) if tasks.has_heads else ()
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [name for name in trained if name.startswith(config.beginnings["unprotected"] + heads)]
 
 
 def samples_of(split: Split) -> tuple[Tensor, Tensor]:

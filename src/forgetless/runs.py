@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -102,8 +103,10 @@ def _parts_standing(folder: Path, config: Config, keep: Keep | None) -> Standing
 
 
 def _same(kept: dict[str, Any], config: Config) -> bool:
+    """Whether the settings are these; one that is younger than the run had its default."""
     here: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    return all(kept.get(name) == value for name, value in here.items())
+    defaults = {f.name: f.default for f in fields(Config)}
+    return all(kept.get(name, defaults[name]) == value for name, value in here.items())
 
 
 @contextmanager

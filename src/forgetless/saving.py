@@ -280,13 +280,12 @@ def _misfit(where: object, error: Exception) -> ForgetlessError:
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The first settings that differ, in words; empty if none does."""
+    """The first settings that differ, in words; one that was not known there was not set."""
     flat_there, flat_here = _flat(there), _flat(here)
-    names = [n for n in {**flat_there, **flat_here} if flat_there.get(n) != flat_here.get(n)]
-    said = [
-        f"{n} is {ascii(flat_there.get(n))[:60]} there and {ascii(flat_here.get(n))[:60]} here"
-        for n in names[:3]
-    ]
+    differs = {n: flat_there.get(n) != flat_here.get(n) for n in {**flat_there, **flat_here}}
+    names = [n for n in differs if differs[n] and (n in flat_there or flat_here[n])]
+    pairs = ((n, *(ascii(of.get(n))[:60] for of in (flat_there, flat_here))) for n in names[:3])
+    said = [f"{name} is {there_} there and {here_} here" for name, there_, here_ in pairs]
     return ", ".join(said) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -294,7 +293,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{name} " if name not in ("config",) else prefix)
+            flat |= _flat(value, prefix if name == "config" else f"{name} ")
         else:
             flat[f"{prefix}{name}"] = value
     return flat

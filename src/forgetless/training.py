@@ -61,6 +61,9 @@ class Training:
         if self.budget not in ("", AUTO):
             parsed_bytes(self.budget)
         require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
+        for name in ("freeze", "unprotected"):
+            names = getattr(self, name)
+            require(isinstance(names, str), name, names, "names in one text, separated by commas")
 
     @property
     def beginnings(self) -> dict[str, tuple[str, ...]]:

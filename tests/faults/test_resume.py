@@ -24,6 +24,7 @@ from forgetless import (
 from forgetless.checkpoint import Store
 from forgetless.errors import ForgetlessWarning
 from forgetless.learner import Learner
+from forgetless.saving import _difference
 from tests.conftest import Bare, blobs
 from tests.methods.test_all_methods import TABLE
 
@@ -183,6 +184,12 @@ def test_another_configuration_is_refused_and_nothing_is_lost(other, plug, tmp_p
     changed = {f.name for f in before if after.get(f) != before[f]}
     assert changed <= {"trace.json"}  # says that it was tried
     assert_same(small_run(tmp_path / "a"), expected)
+
+
+@pytest.mark.parametrize(("set_to", "goes_on"), [("", True), ("body", False)])
+def test_a_setting_that_is_younger_than_the_run_was_not_set(set_to, goes_on):
+    there, here = {"training": {"lr": 0.1}}, {"training": {"lr": 0.1, "unprotected": set_to}}
+    assert (_difference(there, here) == "") is goes_on
 
 
 def test_overwriting_begins_anew(plug, tmp_path):

@@ -1,8 +1,11 @@
 """Verdicts follow from the numbers: each test can come out every way."""
 
+from dataclasses import replace
+
 import pytest
 from scipy.stats import sem
 
+from forgetless.paper.artefacts import layers
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import (
     FAILS,
@@ -16,6 +19,7 @@ from forgetless.paper.claims.base import (
 from forgetless.paper.numbers import standard_error
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.printed_tasks import FINAL
+from forgetless.paper.scale import SMALL
 
 
 def finding(words, *, lacks=(), **data):
@@ -487,3 +491,21 @@ def test_less_efficient_is_less_ahead_than_on_rotated(permuted, expected):
 
     data = {"rotated": kept([74.9, 75.3]), "permuted": kept(permuted)}
     assert verdict("PCA-OGD is less efficient", memory=data) == expected
+
+
+def test_results_of_different_seeds_are_not_compared():
+    claim = next(c for group in ALL.values() for c in group if "A-GEM is faster" in c.says)
+    records = {
+        "more-methods": {"data": {}, "seeds": "3,4"},
+        "table1": {"data": {}, "seeds": "2"},
+    }
+    assert judged(claim, records) == (UNDECIDED, "", "measured with different seeds: 2 and 3,4")
+
+
+def test_only_protocols_of_the_same_seeds_are_compared_with():
+    scale = replace(SMALL, seeds="3,4")
+    cells = {m: {"average": [1.0, 2.0]} for m in layers.METHODS}
+    record = {"data": {"cifar": {"corrected": cells}}, "scale": "small", "seeds": "2"}
+    assert {len(runs) for runs in layers.parts(scale, {"protocols": record}).values()} == {2}
+    record["seeds"] = "3,4"
+    assert {len(runs) for runs in layers.parts(scale, {"protocols": record}).values()} == {1}

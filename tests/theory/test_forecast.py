@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev
 
-from forgetless import SGD, ConfigError, DataError, TensorScenario, Training, fit, forecast
+from forgetless import PCAOGD, SGD, ConfigError, DataError, TensorScenario, Training, fit, forecast
 from forgetless.theory import TangentModel
 from forgetless.theory.forecast_model import (
     Course,
@@ -261,6 +261,39 @@ def test_heads_are_told_apart():
     assert result.plain.target_accuracy > result.now.target_accuracy
 
 
+def test_heads_that_pca_ogd_leaves_alone_are_no_part_of_its_directions():
+    """One step on all samples is linear: the forecast is what `fit` does, to the last digit."""
+    scenario = blobs(tasks=2, n=40)
+    pairs = [
+        tuple((s.inputs.double(), s.labels) for s in (task.train, task.test))
+        for task in (scenario.task(t, [0]) for t in (0, 1))
+    ]
+    heads = TensorScenario(pairs, heads=True)
+
+    def model():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)).double()
+
+    size = len(heads.task(0, [0]).train)
+    once = Training(lr=0.5, epochs=1, batch_size=size, dtype="float64")
+    trace = fit(heads, PCAOGD(components=5, samples=size), model, training=once)
+    before, after = model(), model()
+    before.load_state_dict(trace.weights(0, 0))
+    after.load_state_dict(trace.weights(0, 1))
+    (x, y), (x2, y2) = ((s.inputs, s.labels) for s in (heads.task(t, [0]).train for t in (0, 1)))
+    arguments = {"lr": 0.5, "epochs": 1, "batch_size": size, "samples": size, "components": 5}
+    classes = {"source_classes": heads.classes(0), "target_classes": heads.classes(1)}
+    with torch.no_grad():
+        moved = (after(x) - before(x))[:, :3]
+    errors = []
+    for exclude in (["2."], ()):
+        result = forecast(before, (x, y), (x2, y2), exclude=exclude, **arguments, **classes)
+        change = result.protected[0].outputs - result.now.outputs
+        errors.append(float((change[:, :3] - moved).norm() / moved.norm()))
+    assert errors[0] < 1e-10 < 1e-2 < errors[1]
+
+
 def test_one_number_of_components_and_inputs_of_another_precision():
     source, target = tasks()
     model = network()
@@ -280,6 +313,14 @@ def test_regression_with_a_loss_of_ones_own():
     assert result.now.source_accuracy is result.accuracy_change is None
     assert result.plain.target_loss < result.now.target_loss
     assert result.summary()["endangered"] == []
+    for ask in (result.endangered, result.by_class):
+        with pytest.raises(ConfigError, match="numbers, not classes"):
+            ask()
+    # With all directions of its outputs protected, the source cannot move.
+    held = forecast(
+        model, source, target, lr=0.05, loss=loss, components=len(inputs), warm_up=False
+    ).protected[0]
+    torch.testing.assert_close(held.outputs, result.now.outputs, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +355,15 @@ def test_regression_with_a_loss_of_ones_own():
         ({"target": (torch.zeros(2, 6), torch.zeros(2))}, "not classes: say which loss"),
         ({"target": (torch.full((2, 6), torch.nan), torch.tensor([0, 1]))}, "NaN or infinite"),
         ({"model": nn.Flatten()}, "model must be a network to be trained"),
+        ({"model": nn.Linear(6, 3).requires_grad_(False)}, "of whose parameters none is trained"),
+        ({"components": 2, "exclude": ["3."]}, "exclude must be the beginning of a trained"),
+        ({"components": 2, "exclude": [3]}, "exclude must be the beginning of a trained"),
+        ({"components": 2, "exclude": ["0.", "2."]}, "exclude must be not all of the"),
+        (
+            {"loss": nn.CrossEntropyLoss(reduction="none")},
+            r"loss must be a function to one number, the mean loss, not 'one that returns \(2,\)'",
+        ),
+        ({"loss": lambda outputs, labels: 1.0}, "loss must be a function to one number.*float"),
     ],
 )
 def test_bad_input_is_one_clear_error(change, message):

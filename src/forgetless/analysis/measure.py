@@ -15,10 +15,10 @@ from forgetless.analysis.analysis import Analysis, ForecastPoint, Images, Varian
 from forgetless.analysis.images import Gallery
 from forgetless.data import Scenario, Split
 from forgetless.errors import TraceError
-from forgetless.models import HEAD
-from forgetless.rebuild import network_of, samples_of, settings_of, tasks_of
+from forgetless.rebuild import network_of, out_of_reach, samples_of, settings_of, tasks_of
 from forgetless.subspace import FACTORED, FactoredSubspace
 from forgetless.tangent import TangentFeatures, tangent_features
+from forgetless.theory.forecast_model import widened
 from forgetless.theory.outlook import margins
 from forgetless.trace import Trace
 
@@ -108,10 +108,9 @@ class _Journey:
         weights = trace.weights(seed, 0)
         tasks = tasks_of(trace, data)
         model = network_of(config, tasks, weights).eval()
-        out_of_reach = [f"{HEAD}."] if tasks.has_heads else []
-        out_of_reach += [start for starts in config.beginnings.values() for start in starts]
-        every = [name for name, _ in model.named_parameters()]
-        names = tuple(name for name in every if not name.startswith(tuple(out_of_reach)))
+        free = out_of_reach(config, tasks, model)
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        names = tuple(name for name in trained if name not in free)
         size = sum(p.numel() for name, p in model.named_parameters() if name in names)
         directions, ranks = _remembered(trace, seed, size)
         learned = min(learned, _MOST_TASKS)
@@ -145,10 +144,7 @@ class _Journey:
             return None
         rows = self.directions[: self.before(task)]
         sizes = {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
-        given = rows.split([sizes[name] for name in self.names], dim=1)
-        own = dict(zip(self.names, given, strict=True))
-        empty = {n: rows.new_zeros(len(rows), size) for n, size in sizes.items()}
-        return torch.cat([own.get(n, empty[n]) for n in sizes], dim=1)
+        return widened(rows, self.names, sizes)
 
 
 def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list[int]]:

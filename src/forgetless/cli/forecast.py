@@ -15,7 +15,7 @@ from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS, Task, build_scenario, grows_with_tasks
 from forgetless.errors import ConfigError, TraceError, require
 from forgetless.fit import resolve_device
-from forgetless.rebuild import network_of, samples_of, settings_of
+from forgetless.rebuild import network_of, out_of_reach, samples_of, settings_of
 from forgetless.theory import TRUSTED, Forecast, forecast
 from forgetless.trace import load_trace, nulls
 
@@ -84,6 +84,7 @@ def forecast_command(
             components=[int(c) for c in counts],
             remember=samples_of(known.train),
             samples=config.samples,
+            exclude=out_of_reach(config, tasks, model),
             quick=quick,
             seed=number,
             observer=status.update,

@@ -55,6 +55,7 @@ def forecast(
     remember: Pair | None = None,
     samples: int = 1000,
     basis: Tensor | None = None,
+    exclude: Sequence[str] = (),
     overlap_samples: int = 250,
     warm_up: bool = True,
     quick: bool = False,
@@ -84,6 +85,7 @@ def forecast(
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
             orthonormal rows (K, p), p all trainable parameters in the model's order. A row of zeros
             is no direction.
+        exclude: what the names of parameters start with that PCA-OGD leaves alone, such as heads.
         overlap_samples: how many samples of each task the overlap matrix is made from.
         warm_up: linearise after the first tenth of the steps, which costs less and says more; if
             false, at the present weights.
@@ -133,8 +135,11 @@ def forecast(
     if components:
         x_kept, y_kept = problem.checked(remember, "remember") if remember else problem.source
         chosen = torch.randperm(len(x_kept), generator=generator)[:samples].to(x.device)
-        phi = tangent_features(model, x_kept[chosen], y_kept[chosen])
-        directions = phi.top(max(components))[1]
+        names = _without(tangent, exclude)
+        # Of the outputs of their classes, or of all outputs.
+        labels = None if y_kept.is_floating_point() else y_kept[chosen]
+        phi = tangent_features(model, x_kept[chosen], labels, params=names)
+        directions = tangent.widened(phi.top(max(components))[1], names)
         for count in components:
             kept = directions[:count]  # all of them, where there are no more
             tell(f"the same with {len(kept)} directions protected")
@@ -153,6 +158,17 @@ def forecast(
         steps=epochs * -(-len(x) // batch_size),
         seconds=time.perf_counter() - started,
     )
+
+
+def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:
+    """The trained parameters whose names start with none of these."""
+    beginnings = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    for start in beginnings:
+        known = isinstance(start, str) and any(n.startswith(start) for n in tangent.shapes)
+        require(known, "exclude", start, "the beginning of a trained parameter's name")
+    names = [n for n in tangent.shapes if not n.startswith(beginnings)]
+    require(bool(names), "exclude", exclude, "not all of the model's trained parameters")
+    return names
 
 
 def _counts(components: Any) -> Sequence[int]:

@@ -18,6 +18,19 @@ from forgetless.theory.modules import copied, plain_kernels
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+def widened(rows: Tensor, names: Sequence[str], sizes: Mapping[str, int]) -> Tensor:
+    """Rows over some parameters as rows over all, with zeros for the others: (K, q) → (K, p).
+
+    Arguments:
+        rows: (K, q).
+        names: of those parameters, in the order of the rows' parts.
+        sizes: of all parameters, in the order that is wanted.
+    """
+    own = dict(zip(names, rows.split([sizes[name] for name in names], dim=1), strict=True))
+    parts = [own.get(n, rows.new_zeros(len(rows), size)) for n, size in sizes.items()]
+    return torch.cat(parts, dim=1)
+
+
 @final
 class TangentModel:
     """f(x; θ₀) + J(x) ω: all outputs of a network, linear in the change ω of its weights.
@@ -45,7 +58,8 @@ class TangentModel:
             n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
         }
         self.shapes = {n: parameters[n].shape for n in wanted}
-        require(bool(wanted), "model", "one without parameters", "a network to be trained")
+        none = "one of whose parameters none is trained"
+        require(bool(wanted), "model", none, "a network to be trained")
         self.theta = torch.cat([self.values[n].flatten() for n in wanted])
         self._way = 0  # of _WAYS
 
@@ -53,6 +67,10 @@ class TangentModel:
     def size(self) -> int:
         """How many numbers ω has."""
         return self.theta.numel()
+
+    def widened(self, rows: Tensor, names: Sequence[str]) -> Tensor:
+        """Rows over the parameters of these names alone as rows over all that may move, (K, p)."""
+        return widened(rows, names, {n: s.numel() for n, s in self.shapes.items()})
 
     def moved(self, change: Tensor) -> "TangentModel":
         """The same network linearised at θ₀ + change."""

@@ -47,6 +47,13 @@ class Problem:
         self.source = self.checked(source, "source")
         self.target = self.checked(target, "target")
         self.index = torch.arange(len(self.source[1]))
+        x, y = (part[:2] for part in self.target)
+        found = self.target_loss(self.tangent.outputs(x), y)
+        mean = isinstance(found, Tensor) and found.numel() == 1
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        require(
+            mean, "loss", f"one that returns {shape}", "a function to one number, the mean loss"
+        )
 
     def checked(self, pair: Pair, what: str) -> Pair:
         """Samples on the model's device that it can be asked about, or one clear error."""

@@ -6,6 +6,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from forgetless.errors import ConfigError
+
 # Below this, pairs of tasks on which forecasts were checked often came out wrong.
 TRUSTED = 0.5
 
@@ -140,6 +142,8 @@ class Forecast:
 
 def margins(outputs: Tensor, labels: Tensor, classes: range) -> Tensor:
     """True-class output minus the largest other one within the classes: (n, C), (n,) → (n,)."""
+    if labels.is_floating_point():
+        raise ConfigError("the source's labels are numbers, not classes: there are no margins")
     within = outputs[:, classes.start : classes.stop]
     own = (labels - classes.start).unsqueeze(1)
     others = within.scatter(1, own, -torch.inf)

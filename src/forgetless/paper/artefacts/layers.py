@@ -22,17 +22,19 @@ def _run(scale: Scale, method: str, layers: str) -> Run:
     return mended_run(scale, BENCHMARK, method, "corrected", **settings)
 
 
-def _known(results: Results, method: str) -> Any:
-    """What `protocols` measured with projections in all layers, None if it has not."""
-    data = results.get("protocols", {"data": {}})["data"]
-    return data.get(BENCHMARK, {}).get("corrected", {}).get(method)
+def _known(scale: Scale, results: Results, method: str) -> Any:
+    """What `protocols` measured with all layers and the same seeds, None if it has not."""
+    record = results.get("protocols", {"data": {}})
+    if (record.get("scale"), record.get("seeds")) != (scale.name, scale.seeds):
+        return None
+    return record["data"].get(BENCHMARK, {}).get("corrected", {}).get(method)
 
 
 def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
     """A method with projections in the fully connected layers, and in all if that is not known."""
     found = {}
     for method in METHODS:
-        wanted = [layers for layers in LAYERS if layers == "linear" or not _known(results, method)]
+        wanted = ["linear"] if _known(scale, results, method) else list(LAYERS)
         found[f"{BENCHMARK}/{method}"] = [_run(scale, method, layers) for layers in wanted]
     return found
 
@@ -41,7 +43,7 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     """A_T and F_T, seed by seed: benchmark → method → layers."""
 
     def of(method: str, layers: str) -> Any:
-        known = _known(workshop.results, method) if layers == "all" else None
+        known = _known(workshop.scale, workshop.results, method) if layers == "all" else None
         if known:
             return known
         trace = workshop.trace(_run(workshop.scale, method, layers))

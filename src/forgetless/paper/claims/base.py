@@ -94,6 +94,9 @@ def judged(claim: Claim, results: Results) -> Finding:
     waits = f"not measured yet: {', '.join(missing)}"
     if missing and not (claim.fails_early and len(data) == len(claim.needs)):
         return UNDECIDED, "", waits
+    seeds = {str(results[need.split(": ")[0]].get("seeds")) for need in claim.needs}
+    if len(seeds) > 1:
+        return UNDECIDED, "", f"measured with different seeds: {' and '.join(sorted(seeds))}"
     with readable(", ".join(claim.needs)):
         try:
             word, found, why = claim.decide(*data)
