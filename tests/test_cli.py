@@ -304,3 +304,21 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_was_finished(tmp_path):
     learned = int(np.isfinite(np.diagonal(trace.accuracy[0])).sum())
     assert 0 < learned < 40
     assert trace.weights(0, learned - 1)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_names_of_parameters_are_checked_before_anything_is_trained(capsys, tmp_path):
+    quick = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--out", "a"]
+    compare = ["compare", "split-digits", "--methods", "sgd,a-gem", *quick]
+    for options, sentence in (
+        (["--unprotected", "nowhere"], "unprotected must be the beginning of a parameter's name"),
+        (["--freeze", "body"], "no trainable parameters that are to be protected"),
+        (["--unprotected", "body.1", "--protocol", "released"], "nothing can be left unprotected"),
+    ):
+        status, _, err = forgetless([*compare, *options], capsys)
+        assert (status, err.count("\n")) == (2, 1)
+        assert sentence in err
+        assert not list(tmp_path.iterdir())
+    run = ["run", "rotated-digits", "--method", "sgd", "--unprotected", "body.1", *quick]
+    status, _, err = forgetless(run, capsys)
+    assert (status, err) == (2, "forgetless: sgd has no use for --unprotected\n")

@@ -292,6 +292,10 @@ class TwoOutputs(nn.Linear):
         ({"training": Training(unprotected="nowhere")}, "unprotected must be the beginning"),
         ({"training": Training(unprotected="body, head")}, "that are to be protected"),
         (
+            {"training": Training(unprotected="body.1", freeze="body")},
+            "unprotected must be what is trained, and freeze says that it is not, not 'body.1'",
+        ),
+        (
             {"training": Training(unprotected="body"), "method": AGEM(4, heads="released")},
             "nothing can be left unprotected",
         ),

@@ -71,7 +71,8 @@ ALLOWED = {
     "integrations": {"errors", "guard", "methods", "subspace"},
     "config": {"data", "errors", "methods", "models", "options", "training"},
     "runs": {
-        "checkpoint", "config", "data", "errors", "fit", "methods", "models", "trace", "training",
+        "assembly", "checkpoint", "config", "data", "errors", "fit", "methods", "models", "trace",
+        "training",
     },
     "rebuild": {"config", "data", "errors", "models", "trace"},
     "comparison": {"config", "errors", "metrics", "notebook", "trace"},

@@ -55,6 +55,10 @@ def make_learner(
         for prefix in prefixes:
             known = any(n.startswith(prefix) for n, _ in modules[0].named_parameters())
             require(known, argument, prefix, "the beginning of a parameter's name in the model")
+    for start in beginnings["unprotected"]:
+        of_start = [n for n, _ in modules[0].named_parameters() if n.startswith(start)]
+        frozen = all(n.startswith(beginnings["freeze"]) for n in of_start)
+        require(not frozen, "unprotected", start, "what is trained, and freeze says that it is not")
     if beginnings["unprotected"] and isinstance(method, AGEM) and method.heads == "released":
         raise ConfigError(
             "A-GEM with released heads trains nothing out of its reach after the first task, so "

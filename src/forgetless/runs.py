@@ -1,7 +1,7 @@
 """From a configuration to a trace: the flow behind `forgetless run` and `forgetless compare`."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
@@ -9,6 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from forgetless.assembly import make_learner
 from forgetless.checkpoint import CHECKPOINTS, LOCK, FolderLock, Store, is_locked
 from forgetless.config import Config, resolve
 from forgetless.data import Scenario, build_scenario
@@ -63,6 +66,16 @@ def run(
         config=config.as_dict(),
         observer=observer,
     )
+
+
+def check_names(configs: Sequence[Config], data: Path | None) -> None:
+    """Refuse names of parameters with which a run could not begin, before any run does."""
+    for config in configs:
+        if config.freeze or config.unprotected:
+            tasks = build_scenario(config.scenario, config, data)
+            model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
+            method, first = build_method(config.method, config), config.seed_list()[:1]
+            make_learner(tasks, method, model, first, config, None, torch.device("cpu"))
 
 
 def standing(folder: Path, config: Config, keep: Keep | None = None) -> Standing:

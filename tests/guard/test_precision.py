@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
-from forgetless import OGD, Guard
+from forgetless import OGD, ConfigError, Guard, forecast, tangent_features
 
-from .problems import exact_basis, flat, guarded, leaks, mlp, task
+from .problems import CLASSES, INPUTS, exact_basis, flat, guarded, leaks, mlp, task
 from .test_leaks import assert_holds
 
 
@@ -70,3 +70,38 @@ def test_scaled_gradients_are_projected_as_unscaled_ones(options):
         scaler.step(optimizer)
         found.append((flat(model), guard.stats().removed))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_of_two_precisions_is_refused():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(INPUTS, 8), nn.Linear(8, CLASSES).double()
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x)).double())
+
+    model, (x, y) = Mixed(), task(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    message = "parameters must be of one precision, not float32 and float64"
+    with pytest.raises(ConfigError, match=message):
+        Guard(model, optimizer, OGD(samples=5))
+    with pytest.raises(ConfigError, match=message):
+        tangent_features(model, x, y)
+    with pytest.raises(ConfigError, match=message):
+        forecast(model, (x, y), (x, y), lr=0.1)
+
+
+def test_inputs_of_another_precision_than_a_layers_are_said_to_be_why():
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(INPUTS, 8).bfloat16(), nn.Linear(8, CLASSES)
+
+        def forward(self, x):
+            return self.head(self.body(x.bfloat16()).float())
+
+    model = Half()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), OGD(samples=5))
+    with pytest.raises(ConfigError, match="are bfloat16 and float32, and a guard computes with"):
+        guard.end_task(task(0))

@@ -49,7 +49,7 @@ from forgetless.errors import ForgetlessError, require
 from forgetless.methods import build_method
 from forgetless.plots import accuracy_matrices, save
 from forgetless.report import comparison_table, task_table
-from forgetless.runs import COMPARISON, output_folder, standing
+from forgetless.runs import COMPARISON, check_names, output_folder, standing
 from forgetless.trace import Trace, load_trace
 
 
@@ -118,6 +118,8 @@ def compare_command(
     refuse_unused(configs, settings)
     for config in configs:
         _check(config, keep, checkpoint_every, log)
+    if engine == "local":  # elsewhere the data may be where the workers are
+        check_names(configs, data)
     started = time.perf_counter()
     traces: list[Trace] = []
     parts = {config.method: config for config in configs}

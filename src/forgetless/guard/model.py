@@ -158,9 +158,19 @@ class GuardedModel:
                 ) from error
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
-                f"the model does not take a batch's inputs ({reason}); say with unpack= which "
-                "part of a batch the model is called with"
+                f"the model does not take a batch's inputs ({reason}); {self._remedy()}"
             ) from error
+
+    def _remedy(self) -> str:
+        """What may help where the model cannot be called as the guard does it."""
+        dtypes = {str(p.dtype)[6:] for p in self.module.parameters() if p.is_floating_point()}
+        if len(dtypes) > 1:
+            kinds = " and ".join(sorted(dtypes))
+            return f"its parameters are {kinds}, and a guard computes with one precision for all"
+        return (
+            "say with unpack= which part of a batch the model is called with, and put a single "
+            "batch whose inputs are several into a list"
+        )
 
     def _placed(self, part: Part) -> Part:
         """The samples where the model is, and as precise as its gradients are computed."""

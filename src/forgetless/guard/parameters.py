@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from forgetless.errors import ConfigError, require
 from forgetless.guard.sharding import here, shares_of
-from forgetless.tangent import chosen_names
+from forgetless.tangent import chosen_names, refuse_mixed
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
 Params = nn.Module | str | Iterable[str | nn.Parameter | nn.Module] | Callable[[str], bool] | None
@@ -44,6 +44,7 @@ class Parameters:
         own = dict(module.named_parameters())
         self.names = tuple(names)
         self.tensors: list[Tensor] = [own[name] for name in names]
+        refuse_mixed(self.tensors)
         self.shapes = {name: tuple(own[name].shape) for name in names}
         self.shares = shares_of({name: own[name] for name in names})
         self._shapes_here = [tuple(here(t).shape) for t in self.tensors]
@@ -67,10 +68,7 @@ class Parameters:
     @property
     def dtype(self) -> torch.dtype:
         """Of the vector: at least float32, so that small steps of half-precision weights count."""
-        dtype = torch.float32
-        for other in {tensor.dtype for tensor in self.tensors}:
-            dtype = torch.promote_types(dtype, other)
-        return dtype
+        return torch.promote_types(torch.float32, self.tensors[0].dtype)
 
     def empty(self) -> Tensor:
         """A vector of no particular value, (1, p)."""

@@ -139,6 +139,7 @@ def unused_by_method(name: str, *, by_variance: bool = False) -> set[str]:
     noting = _Noting(MethodOptions(variance=0.5 if by_variance else None))
     method = METHODS[name][1](noting)
     unused = {f.name for f in fields(MethodOptions)} - noting.seen
+    unused |= {"unprotected"} if isinstance(method, SGD) else set()  # it protects nothing
     return unused if isinstance(method, Orthogonal) else unused | _OF_DIRECTIONS
 
 

@@ -82,8 +82,7 @@ def _head(records: Results) -> list[str]:
         title,
         "",
         f"{_PAPER}{_LINK} (Doan, Bennani, Mazoure, Rabusseau and Alquier, 2021), claim by claim. "
-        "This page is generated from [results/paper](../results/paper) by `forgetless paper page`; "
-        "`forgetless paper build all` trains and measures all of it again.",
+        + _origin(small),
         "",
         f"Here {titles}. Mean ± standard deviation over {', '.join(seeds) or 'no'} seeds unless "
         "said; accuracies and differences in percent and points. 2σ is two standard deviations, "
@@ -96,7 +95,8 @@ def _head(records: Results) -> list[str]:
         "*Δ* is how far a task's outputs move while later ones are learned, squared and summed, "
         "and *O(s→k)* the overlap matrix of tasks s and k, whose singular values the paper calls "
         "eigenvalues. "
-        "*Released* is the paper's code as it ran, but for two departures ([methods](methods.md)): "
+        "*Released* is the paper's code as it ran, but for two departures "
+        f"({'docs/methods.md' if small else '[methods](methods.md)'}): "
         "PCA is exact and Gram-Schmidt done twice; *corrected* has the methods as they should be "
         "on a network that trains as a whole, *frozen* the same methods on the network as the "
         "released code trains it.",
@@ -110,6 +110,16 @@ def _head(records: Results) -> list[str]:
             "",
         ]
     return [*lines, "## Asked and answered", "", *answers(records)]
+
+
+def _origin(small: bool) -> str:
+    """What the page is made from and by, as seen from where it lies."""
+    folder, scale = ("results", " --scale small") if small else ("../results/paper", "")
+    return (
+        f"This page is generated from [{folder.removeprefix('../')}]({folder}) by "
+        f"`forgetless paper page{scale}`; `forgetless paper build all{scale}` trains and measures "
+        "all of it again."
+    )
 
 
 def _verdicts(records: Results) -> list[str]:

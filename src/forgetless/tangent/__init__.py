@@ -1,6 +1,6 @@
 """Tangent features: the gradient of a network's output, sample by sample."""
 
-from forgetless.tangent.arguments import chosen_names, tangent_features
+from forgetless.tangent.arguments import chosen_names, refuse_mixed, tangent_features
 from forgetless.tangent.chunks import Known
 from forgetless.tangent.features import Batch, TangentFeatures, features_of
 from forgetless.tangent.held import (
@@ -31,6 +31,7 @@ __all__ = [
     "merged",
     "nothing_held",
     "principal_weights",
+    "refuse_mixed",
     "shared_features",
     "tangent_features",
     "to_tensors",

@@ -54,6 +54,7 @@ def tangent_features(
     names = chosen_names(model, params)
     args, kwargs = _inputs(x)
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    refuse_mixed(values[name] for name in names)
     _refuse_values(values, names)
     _refuse_batch_layers(model)
     n, device = len((*args, *kwargs.values())[0]), values[names[0]].device
@@ -138,6 +139,14 @@ def _is_batch(x: object) -> TypeGuard[Tensor]:
 
 def _said(x: object) -> str:
     return f"a tensor {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def refuse_mixed(parameters: Iterable[Tensor]) -> None:
+    """Refuse those of float32 beside those of float64; half precision counts as float32."""
+    kinds = {torch.promote_types(p.dtype, torch.float32) for p in parameters}
+    if len(kinds) > 1:
+        words = " and ".join(sorted(str(kind)[6:] for kind in kinds))
+        raise ConfigError(f"the chosen parameters must be of one precision, not {words}")
 
 
 def _refuse_values(values: Mapping[str, Tensor], names: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from forgetless.called import called, differentiable
 from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64, project_out
-from forgetless.tangent import tangent_features
+from forgetless.tangent import refuse_mixed, tangent_features
 from forgetless.theory.modules import copied, plain_kernels
 
 # outputs (n, C), labels (n,) → the mean loss
@@ -57,6 +57,7 @@ class TangentModel:
         self.values: dict[str, Tensor] = {
             n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
         }
+        refuse_mixed(parameters[n] for n in wanted)
         self.shapes = {n: parameters[n].shape for n in wanted}
         none = "one of whose parameters none is trained"
         require(bool(wanted), "model", none, "a network to be trained")
