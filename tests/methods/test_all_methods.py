@@ -195,6 +195,7 @@ def test_whole_numbers_may_be_numpys():
 )
 def test_what_a_method_has_no_use_for(name, used):
     options = {f.name for f in fields(MethodOptions)} | {"storage", "budget"}
+    options |= {"unprotected"} if name == "sgd" else set()  # it protects nothing
     assert unused_by_method(name) == options - used
     by_variance = unused_by_method(name, by_variance=True)
     assert by_variance - unused_by_method(name) == ({"memory"} if name == "pca-ogd" else set())
