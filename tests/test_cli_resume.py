@@ -8,6 +8,7 @@ import pytest
 from forgetless import load_trace, runs
 from forgetless.checkpoint import FolderLock
 from forgetless.checkpoint.store import checksum
+from forgetless.cli import main
 from forgetless.learner import Learner
 from tests.conftest import forgetless
 
@@ -159,3 +160,17 @@ def test_a_run_of_a_version_with_fewer_settings_goes_on(stopping, capsys, tmp_pa
         file.write_text(json.dumps({"blake2b": checksum(manifest), "manifest": manifest}), "utf-8")
     status, _, err = forgetless([*RUN, "--out", "a"], capsys)
     assert (status, err) == (0, "")
+
+
+def test_names_of_parameters_of_complete_runs_are_not_checked_again(capsys, monkeypatch):
+    """Their data need not be there any more."""
+    command = [*COMPARE, "--freeze", "body.1", "--out", "a"]
+    assert forgetless(command, capsys)[0] == 0
+
+    def refuse(*args):
+        raise AssertionError
+
+    monkeypatch.setattr(runs, "make_learner", refuse)
+    assert forgetless([*command, "--resume"], capsys)[0] == 0
+    with pytest.raises(AssertionError):
+        main([*command, "--overwrite"])

@@ -1,7 +1,7 @@
 """Networks and learners for a scenario: what is there before the first step."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,14 +51,7 @@ def make_learner(
     heads = (heads,) if isinstance(heads, str) else heads
     last = tuple(heads) if heads is not None else _last_layer(modules[0])
     beginnings = training.beginnings | {"heads": last}
-    for argument, prefixes in beginnings.items():
-        for prefix in prefixes:
-            known = any(n.startswith(prefix) for n, _ in modules[0].named_parameters())
-            require(known, argument, prefix, "the beginning of a parameter's name in the model")
-    for start in beginnings["unprotected"]:
-        of_start = [n for n, _ in modules[0].named_parameters() if n.startswith(start)]
-        frozen = all(n.startswith(beginnings["freeze"]) for n in of_start)
-        require(not frozen, "unprotected", start, "what is trained, and freeze says that it is not")
+    _check_names(beginnings, [name for name, _ in modules[0].named_parameters()])
     if beginnings["unprotected"] and isinstance(method, AGEM) and method.heads == "released":
         raise ConfigError(
             "A-GEM with released heads trains nothing out of its reach after the first task, so "
@@ -90,6 +83,18 @@ def make_learner(
         eval_mode_after=training.eval_mode_after,
         storage=storage or STORAGES[training.storage],
     )
+
+
+def _check_names(beginnings: Mapping[str, tuple[str, ...]], names: Sequence[str]) -> None:
+    """Refuse beginnings of names that no parameter has, and what is frozen and trained at once."""
+    for argument, starts in beginnings.items():
+        for start in starts:
+            found = [name for name in names if name.startswith(start)]
+            accepted = "the beginning of a parameter's name in the model"
+            require(bool(found), argument, start, accepted)
+            trained = not all(name.startswith(beginnings["freeze"]) for name in found)
+            accepted = "what is trained, and freeze says that it is not"
+            require(trained or argument != "unprotected", argument, start, accepted)
 
 
 def make_model(model: ModelSource | None, scenario: Scenario, seed: int) -> nn.Module:

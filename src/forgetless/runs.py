@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -116,10 +115,9 @@ def _parts_standing(folder: Path, config: Config, keep: Keep | None) -> Standing
 
 
 def _same(kept: dict[str, Any], config: Config) -> bool:
-    """Whether the settings are these; one that is younger than the run had its default."""
+    """Whether the settings are these; one that is younger than the run was not set."""
     here: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    defaults = {f.name: f.default for f in fields(Config)}
-    return all(kept.get(name, defaults[name]) == value for name, value in here.items())
+    return all(kept[n] == value if n in kept else not value for n, value in here.items())
 
 
 @contextmanager

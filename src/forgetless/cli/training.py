@@ -118,8 +118,6 @@ def compare_command(
     refuse_unused(configs, settings)
     for config in configs:
         _check(config, keep, checkpoint_every, log)
-    if engine == "local":  # elsewhere the data may be where the workers are
-        check_names(configs, data)
     started = time.perf_counter()
     traces: list[Trace] = []
     parts = {config.method: config for config in configs}
@@ -139,6 +137,10 @@ def compare_command(
         folder = stack.enter_context(output_folder(where, name, parts, **options))
         chosen = stack.enter_context(engine_for(engine, address, jobs))
         runs = [replace(order, folder=folder / part) for part, order in orders.items()]
+        if engine == "local":  # elsewhere the data may be where the workers are
+            done = [not overwrite and standing(r.folder, r.config) == "complete" for r in runs]
+            coming = [r.config for r, is_done in zip(runs, done, strict=True) if not is_done]
+            check_names(coming, data)
         try:
             for trace in _traces(runs, chosen, log):
                 traces.append(trace)

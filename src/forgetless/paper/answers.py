@@ -12,8 +12,6 @@ from forgetless.paper.printed import TABLE1
 from forgetless.paper.store import Results, readable
 
 _RELATED = 0.3  # correlation from which two things go together
-
-
 # What the protocols are for A-GEM, the one that answers the question first.
 _PROTOCOLS = {
     "frozen": "With proper heads, on the network as released",
@@ -36,11 +34,9 @@ def _agem(protocols: Data) -> str:
         near = [order[i] for i in (place - 1, place + 1) if 0 <= i < len(order)]
         leads = {m: ahead(known["a-gem"], known[m]) for m in near}
         beside = [f"{lead:+.1f} ± {noise:.1f} to {LABELS[m]}" for m, (lead, noise) in leads.items()]
-        parts.append(
-            f"{words} number {place + 1} of {len(order)}: A_T {shown(known['a-gem'])}, "
-            f"{' and '.join(beside)}"
-        )
-    return "; ".join(parts) + ". After the sign ± of a difference are two standard errors."
+        accuracy = ", ".join(filter(None, [f"A_T {shown(known['a-gem'])}", " and ".join(beside)]))
+        parts.append(f"{words} number {place + 1} of {len(order)}: {accuracy}")
+    return "; ".join(parts) + ". Differences are ± two standard errors."
 
 
 def _structure(data: Data) -> str:

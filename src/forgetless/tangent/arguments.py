@@ -54,8 +54,8 @@ def tangent_features(
     names = chosen_names(model, params)
     args, kwargs = _inputs(x)
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    refuse_mixed(values[name] for name in names)
     _refuse_values(values, names)
+    refuse_mixed(values[name] for name in names)
     _refuse_batch_layers(model)
     n, device = len((*args, *kwargs.values())[0]), values[names[0]].device
     belongings = () if y is None else (_labels(y, n).to(device),)

@@ -23,6 +23,7 @@ from forgetless.theory.forecast_model import (
     train_by_kernel,
     train_linearised,
     train_network,
+    widened,
 )
 from forgetless.theory.forecast_problem import Pair, Problem
 from forgetless.theory.modules import copied
@@ -139,7 +140,8 @@ def forecast(
         # Of the outputs of their classes, or of all outputs.
         labels = None if y_kept.is_floating_point() else y_kept[chosen]
         phi = tangent_features(model, x_kept[chosen], labels, params=names)
-        directions = tangent.widened(phi.top(max(components))[1], names)
+        sizes = {n: shape.numel() for n, shape in tangent.shapes.items()}
+        directions = widened(phi.top(max(components))[1], names, sizes)
         for count in components:
             kept = directions[:count]  # all of them, where there are no more
             tell(f"the same with {len(kept)} directions protected")

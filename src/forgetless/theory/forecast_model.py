@@ -69,10 +69,6 @@ class TangentModel:
         """How many numbers ω has."""
         return self.theta.numel()
 
-    def widened(self, rows: Tensor, names: Sequence[str]) -> Tensor:
-        """Rows over the parameters of these names alone as rows over all that may move, (K, p)."""
-        return widened(rows, names, {n: s.numel() for n, s in self.shapes.items()})
-
     def moved(self, change: Tensor) -> "TangentModel":
         """The same network linearised at θ₀ + change."""
         module = copied(self.module)

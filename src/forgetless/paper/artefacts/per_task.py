@@ -33,7 +33,7 @@ def measure(workshop: Workshop) -> dict[str, Any]:
     return data
 
 
-def _finished(methods: Data) -> dict[str, Any]:
+def finished(methods: Data) -> dict[str, Any]:
     """Those of a benchmark's methods that did not diverge."""
     return {m: final for m, final in methods.items() if not isinstance(final, Mapping)}
 
@@ -58,15 +58,15 @@ def agreeing(
     """
     counts = {}
     for benchmark, methods in data.items():
-        finished = _finished(methods)
+        there = finished(methods)
         within = [
             rule(printed, spread, seeds)
-            for method, final in finished.items()
+            for method, final in there.items()
             for printed, spread, seeds in zip(
                 *FINAL[benchmark][method], np.transpose(final), strict=False
             )
         ]
-        broken = sum(len(FINAL[benchmark][m][0]) for m in methods if m not in finished)
+        broken = sum(len(FINAL[benchmark][m][0]) for m in methods if m not in there)
         counts[benchmark] = sum(within), len(within) + broken
     return counts
 
@@ -83,7 +83,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         f"{NAMES[b]} {LABELS[m]}"
         for b, methods in data.items()
         for m in methods
-        if m not in _finished(methods)
+        if m not in finished(methods)
     ]
     rows.append(["all", f"{good} of {of}", f"{100 * good / of:.0f} %"])
     return [
@@ -103,7 +103,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 def _figure(data: Data) -> Figure:
     figure, axes = panels(list(data), width=2.6, height=2.8)
     for panel, (benchmark, methods) in zip(axes, data.items(), strict=True):
-        for method, final in _finished(methods).items():
+        for method, final in finished(methods).items():
             values = np.asarray(final, float)
             tasks = np.arange(1, values.shape[1] + 1)
             centre, spread = values.mean(0), values.std(0)

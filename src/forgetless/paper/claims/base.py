@@ -94,7 +94,8 @@ def judged(claim: Claim, results: Results) -> Finding:
     waits = f"not measured yet: {', '.join(missing)}"
     if missing and not (claim.fails_early and len(data) == len(claim.needs)):
         return UNDECIDED, "", waits
-    seeds = {str(results[need.split(": ")[0]].get("seeds")) for need in claim.needs}
+    records = [results[need.partition(": ")[0]] for need in claim.needs]
+    seeds = {str(record.get("seeds")) for record in records}
     if len(seeds) > 1:
         return UNDECIDED, "", f"measured with different seeds: {' and '.join(sorted(seeds))}"
     with readable(", ".join(claim.needs)):
@@ -108,7 +109,7 @@ def judged(claim: Claim, results: Results) -> Finding:
         return word, found, why
     # What is still to be measured cannot undo a failure, nor one under another protocol than the
     # released, if that is there.
-    lacks = [part for need in claim.needs for part in results[need.split(": ")[0]].get("lacks", [])]
+    lacks = [part for record in records for part in record.get("lacks", [])]
     there = all("/" in part and "released" not in part for part in lacks)
     settled = word == FAILS or (word == RELEASED_ONLY and there)
     return (

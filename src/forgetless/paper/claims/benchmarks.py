@@ -89,7 +89,7 @@ def _tasks(data: Data) -> Finding:
 def _winners(data: Data) -> Finding:
     same, shown = [], []
     for benchmark, methods in data.items():
-        ours = {m: np.mean(of, 0) for m, of in methods.items() if not isinstance(of, Mapping)}
+        ours = {m: np.mean(of, 0) for m, of in per_task.finished(methods).items()}
         theirs = {m: FINAL[benchmark][m][0] for m in methods}
         tasks = min(map(len, [*ours.values(), *theirs.values()]))
         agree = [_best(ours, t) <= _best(theirs, t) for t in range(tasks)]  # printed ones may tie
