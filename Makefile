@@ -44,14 +44,14 @@ bench-gpu:
 	$(PYTHON) benchmarks/tables.py
 
 # Installed once, and again when what is to be installed changes.
-$(READY): pyproject.toml constraints.txt tests/integrations/avalanche.txt
+$(READY): pyproject.toml constraints.txt tests/guard/frameworks/avalanche.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	# Apart from the rest: torchvision, which Avalanche imports, does not load on a CPU-only torch, and
 	# Lightning and transformers break where it is installed and does not load.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade \
-	    --target $(VENV)/avalanche --requirement tests/integrations/avalanche.txt
+	    --target $(VENV)/avalanche --requirement tests/guard/frameworks/avalanche.txt
 	touch $@
 
 clean:

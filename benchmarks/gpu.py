@@ -25,16 +25,16 @@ from typing import Any
 import torch
 
 from forgetless import average_accuracy, fit, forgetting
-from forgetless.assembly import make_learner
-from forgetless.config import resolve
 from forgetless.data import build_scenario
+from forgetless.launch.config import resolve
 from forgetless.linalg import project_out
 from forgetless.methods import build_method
-from forgetless.models import build_model
-from forgetless.provenance import versions
 from forgetless.subspace import DenseSubspace
-from forgetless.subspace.rows import aligned
-from forgetless.subspace.sweep import project_out_rows
+from forgetless.subspace.kernels.rows import aligned
+from forgetless.subspace.kernels.sweep import project_out_rows
+from forgetless.support.provenance import versions
+from forgetless.training.build import make_learner
+from forgetless.training.models import build_model
 
 OUT = Path("results/bench/gpu.json")
 SEEDS = 5

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import forgetless
-from forgetless.models import MLP, LeNet
-from forgetless.subspace.sweep import project_out_rows
+from forgetless.subspace.kernels.sweep import project_out_rows
+from forgetless.training.models import MLP, LeNet
 
 OUT = Path("results/bench")
 DIRECTIONS = (0, 100, 1000)

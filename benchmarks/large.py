@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forgetless
-from forgetless.subspace.rows import aligned
+from forgetless.subspace.kernels.rows import aligned
 
 OUT = Path("results/bench/large.json")
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50257, 512

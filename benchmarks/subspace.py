@@ -27,10 +27,10 @@ from timing import product_rate, seconds
 from torch import Tensor
 
 from forgetless import tangent_features
-from forgetless.models import MLP
 from forgetless.subspace import DENSE, FACTORED, Subspace, empty_subspace
-from forgetless.subspace.sweep import project_out_rows
+from forgetless.subspace.kernels.sweep import project_out_rows
 from forgetless.tangent import held_bytes
+from forgetless.training.models import MLP
 
 OUT = Path("results/bench/subspace.json")
 WIDTHS = (784, 100, 100, 10)

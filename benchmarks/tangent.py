@@ -29,8 +29,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 import forgetless
-from forgetless.models import MLP
 from forgetless.tangent import tangent_features
+from forgetless.training.models import MLP
 
 OUT = Path("results/bench/tangent.json")
 COMPONENTS = 100

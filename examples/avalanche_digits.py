@@ -23,7 +23,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 
 from forgetless import PCAOGD
-from forgetless.integrations.avalanche import GuardPlugin
+from forgetless.guard.frameworks.avalanche import GuardPlugin
 
 ANGLES = (0, 30, 60)
 MEMORY = 300  # images or directions of each experience

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from forgetless import PCAOGD
-from forgetless.integrations.lightning import GuardCallback
+from forgetless.guard.frameworks.lightning import GuardCallback
 
 
 class Classifier(lightning.LightningModule):

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from forgetless import PCAOGD
-from forgetless.integrations.transformers import GuardCallback
+from forgetless.guard.frameworks.transformers import GuardCallback
 
 
 def some_tokens(outputs, tokens: Tensor) -> Tensor:

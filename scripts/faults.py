@@ -1,7 +1,7 @@
 """Inject faults into runs, count what survives, and write the table of results/faults.
 
     python scripts/faults.py --kills 200      # kills, and the faults of tests/faults and engines
-    python scripts/faults.py --only engines   # those of tests/engines alone, beside what is there
+    python scripts/faults.py --only engines   # those of tests/launch/engines alone
     python scripts/faults.py --table          # README.md anew from the numbers that are there
 
 `scripts/fuzz.py` and `scripts/long_runs.py` measure the other two parts of the table.
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "faults"
 sys.path.insert(0, str(ROOT))
 
-from tests.engines.kills import killed_nodes, killed_workers  # noqa: E402
 from tests.faults.server import killed_runs  # noqa: E402
+from tests.launch.engines.kills import killed_nodes, killed_workers  # noqa: E402
 
 # Kind of fault → the tests that inject it, one fault each.
 KINDS = {

@@ -1,6 +1,6 @@
 """Fetch the charting library of the report page with npm, and check that it is the known one.
 
-    python scripts/fetch_charts.py          # writes src/forgetless/page/vendor
+    python scripts/fetch_charts.py          # writes src/forgetless/report/page/vendor
     python scripts/fetch_charts.py --check  # only compares what is there with the checksums
 
 A page opens from disk without a network, so the library travels inside the package: Observable Plot

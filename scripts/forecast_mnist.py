@@ -26,10 +26,10 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from forgetless import SGD, Scenario, Task, fit, forecast, scenario
-from forgetless.config import resolve
-from forgetless.models import build_model
-from forgetless.provenance import versions
+from forgetless.launch.config import resolve
+from forgetless.support.provenance import versions
 from forgetless.theory import TRUSTED
+from forgetless.training.models import build_model
 
 # All tasks of each; of the permutations, which are all alike, eight.
 BENCHMARKS = {"rotated-mnist": 15, "permuted-mnist": 8, "split-mnist": 5}

@@ -23,10 +23,10 @@ import torch
 from scipy.stats import theilslopes
 
 from forgetless import Progress, Training, fit, scenario
-from forgetless.config import resolve
+from forgetless.launch.config import resolve
 from forgetless.methods import METHODS, build_method
-from forgetless.models import ModelOptions, build_model
 from forgetless.trace import Trace
+from forgetless.training.models import ModelOptions, build_model
 
 HIDDEN = 30
 SAMPLES_OF_CLASS = 10

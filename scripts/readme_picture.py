@@ -1,7 +1,7 @@
 """Draw the picture of the README from the traces in results/table1."""
 
-from forgetless.comparison import find_traces
-from forgetless.plots import accuracy_matrices, save
+from forgetless.report.comparison import find_traces
+from forgetless.report.plots import accuracy_matrices, save
 
 if __name__ == "__main__":
     traces = find_traces(["results/table1/rotated-mnist"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from forgetless.cli.report import make_report
-from forgetless.comparison import find_traces
+from forgetless.report.comparison import find_traces
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "report.png"
 WIDTH, HEIGHT = 1180, 1200

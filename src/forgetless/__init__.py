@@ -1,24 +1,29 @@
 """Neural networks that forget less when they learn one task after another."""
 
 from forgetless.data import Scenario, Task, TensorScenario
-from forgetless.errors import (
+from forgetless.guard import Guard
+from forgetless.launch.runs import scenario
+from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
+from forgetless.subspace import Storage
+from forgetless.support.errors import (
     ConfigError,
     DataError,
     ForgetlessError,
     TraceError,
     TrainingError,
 )
-from forgetless.fit import fit
-from forgetless.guard import Guard
-from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
-from forgetless.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
-from forgetless.runs import scenario
-from forgetless.subspace import Storage
+from forgetless.support.version import __version__
 from forgetless.tangent import tangent_features
 from forgetless.theory import Forecast, forecast
 from forgetless.trace import Trace, load_trace
-from forgetless.training import Progress, Training
-from forgetless.version import __version__
+from forgetless.trace.metrics import (
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+)
+from forgetless.training.fit import fit
+from forgetless.training.settings import Progress, Training
 
 __all__ = [
     "AGEM",

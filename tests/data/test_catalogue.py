@@ -11,7 +11,7 @@ import torch
 
 from forgetless.data import cifar
 from forgetless.data.sources import SOURCES, fetch, load_source, locate
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 REAL = os.environ.get("FORGETLESS_DATA", "")
 

@@ -17,7 +17,7 @@ import pytest
 import forgetless
 from forgetless.data.fetch import Mirror, Origin, obtain
 from forgetless.data.files import PublishedFile
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 CONTENT = {"first.gz": b"first content " * 10_000, "second.gz": b"second content"}
 FILES = tuple(

@@ -23,7 +23,7 @@ from forgetless.data.sources import (
     shared_source,
     status,
 )
-from forgetless.errors import ConfigError, DataError
+from forgetless.support.errors import ConfigError, DataError
 
 SHAPES = {
     "train-images-idx3-ubyte": (6, 28, 28),

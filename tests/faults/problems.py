@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forgetless import OGD, Training, fit, load_trace
-from forgetless.learner import Learner
+from forgetless.training.learner import Learner
 from tests.conftest import blobs
 
 from .server import EVERY_STEP

@@ -22,12 +22,12 @@ from safetensors.torch import load, save
 from torch import nn
 
 from forgetless import AGEM, EWC, OGD, PCAOGD, Guard, Trace, load_trace
-from forgetless.assembly import make_learner
-from forgetless.checkpoint import CHECKPOINTS
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
-from forgetless.errors import ForgetlessError, ForgetlessWarning
-from forgetless.saving import Saver
+from forgetless.support.errors import ForgetlessError, ForgetlessWarning
+from forgetless.trace.checkpoint import CHECKPOINTS
+from forgetless.training.build import make_learner
+from forgetless.training.resume.saving import Saver
 from tests.conftest import blobs
 
 from .problems import TRAINING, Plug, small_run, stopped_run
@@ -314,7 +314,7 @@ def _guard_state(method: str, storage: str) -> Reader:
 @contextmanager
 def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
     """Every reader by name, with a folder for those that read one."""
-    from tests.engines.pointers import pointer_reader  # which needs what is above
+    from tests.launch.engines.pointers import pointer_reader  # which needs what is above
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from forgetless import TraceError
-from forgetless.checkpoint import Store
-from forgetless.errors import ForgetlessWarning
+from forgetless.support.errors import ForgetlessWarning
+from forgetless.trace.checkpoint import Store
 
 from .problems import Plug, assert_same, small_run, stopped_run
 

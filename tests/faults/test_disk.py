@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forgetless import TraceError, load_trace
-from forgetless.checkpoint import Store
-from forgetless.errors import UnwritableError
+from forgetless.support.errors import UnwritableError
+from forgetless.trace.checkpoint import Store
 
 from .problems import Plug, assert_same, small_run, stopped_run
 
@@ -106,7 +106,7 @@ def test_a_file_that_may_not_grow_leaves_the_earlier_checkpoint(tmp_path, monkey
     """A write that fails half way, with part of the file on disk."""
     from safetensors import SafetensorError
 
-    from forgetless.checkpoint import store
+    from forgetless.trace.checkpoint import store
 
     expected, plain, left = small_run(None), store.save_file, [9]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from forgetless import TraceError
-from forgetless.checkpoint import LOCK, FolderLock, is_locked, lock
+from forgetless.trace.checkpoint import LOCK, FolderLock, is_locked, lock
 
 from .problems import small_run
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from forgetless.checkpoint import FolderLock
+from forgetless.trace.checkpoint import FolderLock
 with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from forgetless import OGD, PCAOGD, SGD, Training, fit
-from forgetless.course import few_features
-from forgetless.footprint import Footprint
-from forgetless.learner import Learner
+from forgetless.methods.footprint import Footprint
 from forgetless.subspace import STORAGES
+from forgetless.training.learner import Learner
+from forgetless.training.loop import few_features
 from tests.conftest import blobs
 
 TASKS = 30

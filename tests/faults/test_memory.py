@@ -10,12 +10,12 @@ from torch import nn
 
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Training, fit
 from forgetless.cli import main
-from forgetless.config import resolve
-from forgetless.course import few_features
-from forgetless.errors import MemoryShortageError
-from forgetless.footprint import Footprint, budget_of, fitting_storage
-from forgetless.learner import Learner
+from forgetless.launch.config import resolve
+from forgetless.methods.footprint import Footprint, budget_of, fitting_storage
 from forgetless.subspace import DENSE, FACTORED, STORAGES
+from forgetless.support.errors import MemoryShortageError
+from forgetless.training.learner import Learner
+from forgetless.training.loop import few_features
 from tests.conftest import blobs
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_what_is_foretold_is_what_is_kept(monkeypatch):
 
 
 def _footprint(method) -> Footprint:
-    from forgetless.assembly import make_learner
+    from forgetless.training.build import make_learner
 
     tasks = blobs(tasks=3)
     learner = make_learner(tasks, method, network, (0,), Training(), None, CPU)
@@ -133,7 +133,7 @@ def test_a_budget_chooses_for_a_run_and_a_run_that_goes_on_keeps_to_it(tmp_path,
     with pytest.raises(RuntimeError, match="pulled"):
         fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
     # There is less room now, and still the run goes on as it began.
-    monkeypatch.setattr("forgetless.course.budget_of", lambda device: 6000.0)
+    monkeypatch.setattr("forgetless.training.loop.budget_of", lambda device: 6000.0)
     trace = fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
     assert "directions" in trace.memory(0)
 

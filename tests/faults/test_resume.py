@@ -21,10 +21,10 @@ from forgetless import (
     fit,
     load_trace,
 )
-from forgetless.checkpoint import Store
-from forgetless.errors import ForgetlessWarning
-from forgetless.learner import Learner
-from forgetless.saving import _difference
+from forgetless.support.errors import ForgetlessWarning
+from forgetless.trace.checkpoint import Store
+from forgetless.training.learner import Learner
+from forgetless.training.resume.saving import _difference
 from tests.conftest import Bare, blobs
 from tests.methods.test_all_methods import TABLE
 
@@ -78,7 +78,7 @@ def test_a_run_keeps_the_groups_of_seeds_with_which_it_was_begun(
     """Begun where seeds train one by one, it goes on where all would train together."""
     expected = small_run(None)
     stopped_run(tmp_path / "a", plug, steps)
-    together = importlib.import_module("forgetless.fit")
+    together = importlib.import_module("forgetless.training.fit")
     monkeypatch.setattr(together, "seed_groups", lambda seeds, *others: [tuple(seeds)])
     found = small_run(tmp_path / "a")
     assert_same(found, expected)
@@ -201,7 +201,7 @@ def test_overwriting_begins_anew(plug, tmp_path):
 
 def test_a_change_of_versions_is_said_and_does_not_stop_it(plug, tmp_path, monkeypatch):
     stopped_run(tmp_path / "a", plug, 14)
-    monkeypatch.setattr("forgetless.provenance.code_fingerprint", lambda: "another")
+    monkeypatch.setattr("forgetless.support.provenance.code_fingerprint", lambda: "another")
     with pytest.warns(ForgetlessWarning, match="was begun with code .* may differ in rounding"):
         small_run(tmp_path / "a")
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_is_written_after_every_task_but_the_last(tmp_path, monkeyp
 
 def test_a_large_memory_is_not_written_after_short_tasks(tmp_path, monkeypatch):
     """A checkpoint may take a tenth of the time between two."""
-    monkeypatch.setattr("forgetless.saving._RATE", 1.0)
+    monkeypatch.setattr("forgetless.training.resume.saving._RATE", 1.0)
     assert checkpoints_of_a_run(tmp_path, monkeypatch) == 0
 
 

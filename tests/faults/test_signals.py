@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import pytest
 
-from forgetless import OGD, fit, signals
-from forgetless.checkpoint import Store
+from forgetless import OGD, fit
 from forgetless.data import Scenario
-from forgetless.learner import Learner
+from forgetless.support import signals
+from forgetless.trace.checkpoint import Store
+from forgetless.training.learner import Learner
 from tests.conftest import blobs
 
 from .problems import TRAINING, assert_same, small_run

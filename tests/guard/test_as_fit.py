@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from forgetless import Guard, Training, fit
-from forgetless.models import MLP
-from forgetless.streams import global_stream, stream
+from forgetless.support.streams import global_stream, stream
+from forgetless.training.models import MLP
 from tests.methods.test_all_methods import TABLE
 
 SEED = 3

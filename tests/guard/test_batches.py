@@ -15,8 +15,8 @@ from torch.utils.data import (
 )
 
 from forgetless import AGEM, EWC, GEM, OGD, ConfigError, DataError, Guard, Joint
-from forgetless.guard.batches import Part, Remembered
-from forgetless.guard.loading import TaskData
+from forgetless.guard.batches.loading import TaskData
+from forgetless.guard.batches.samples import Part, Remembered
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers, random

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard
-from forgetless.sizes import in_words, parsed_bytes
+from forgetless.support.sizes import in_words, parsed_bytes
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers

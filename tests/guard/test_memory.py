@@ -8,8 +8,8 @@ import torch
 from torch import optim
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
-from forgetless.models import MLP
-from forgetless.sizes import in_words
+from forgetless.support.sizes import in_words
+from forgetless.training.models import MLP
 
 from ..tangent.reference import by_loop
 from .problems import exact_basis, flat, guarded, mlp, seeded, task, train, wander

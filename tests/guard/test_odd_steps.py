@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, Joint
-from forgetless.errors import ConfigError
+from forgetless.support.errors import ConfigError
 
 
 @pytest.mark.parametrize(

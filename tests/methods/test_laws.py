@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.conftest import blobs
 from torch import nn
 
 from forgetless import (
@@ -26,6 +25,7 @@ from forgetless.methods import Samples
 from forgetless.methods.agem import Pool
 from forgetless.methods.episodic import Episodic
 from forgetless.methods.ewc import Elastic
+from tests.conftest import blobs
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from forgetless.cli import main
-from forgetless.errors import TraceError
 from forgetless.paper import ARTEFACTS
 from forgetless.paper.artefacts import (
     kernel_change,
@@ -30,6 +29,7 @@ from forgetless.paper.printed import Cell
 from forgetless.paper.scale import SMALL
 from forgetless.paper.store import is_among, load_results, overlaid, rounded, save_result
 from forgetless.paper.work import Workshop
+from forgetless.support.errors import TraceError
 from forgetless.trace import load_trace
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from forgetless.beside import write_beside
-from forgetless.fit import fit
 from forgetless.methods import build_method
-from forgetless.models import build_model
 from forgetless.paper.artefact import Artefact, all_or_nothing
 from forgetless.paper.artefacts import (
     kernel_change,
@@ -32,6 +29,9 @@ from forgetless.paper.work import Look, Workshop
 from forgetless.subspace import FactoredSubspace, Subspace
 from forgetless.subspace.atoms import Atoms
 from forgetless.trace import load_trace
+from forgetless.trace.cache import write_beside
+from forgetless.training.fit import fit
+from forgetless.training.models import build_model
 
 TABLE1 = Path(__file__).parents[2] / "results" / "table1"
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless import ConfigError, Storage
-from forgetless.models import MLP
 from forgetless.subspace import empty_subspace
 from forgetless.subspace.selection import best_rows
 from forgetless.tangent import tangent_features
+from forgetless.training.models import MLP
 
 from ..tangent.reference import built, by_loop, integers, random
 

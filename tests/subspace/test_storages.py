@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from forgetless.errors import DataError
-from forgetless.models import MLP, LeNet
 from forgetless.subspace import DENSE, FACTORED, Storage, empty_subspace, restored_subspace, sweep
-from forgetless.subspace.sweep import project_out_rows
+from forgetless.subspace.kernels.sweep import project_out_rows
+from forgetless.support.errors import DataError
 from forgetless.tangent import Batch, features_of, tangent_features
+from forgetless.training.models import MLP, LeNet
 
 from ..tangent import networks as net
 from ..tangent.reference import built, by_loop, integers, random

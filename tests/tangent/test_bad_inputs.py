@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless.errors import ConfigError, DataError
-from forgetless.models import MLP, LeNet
+from forgetless.support.errors import ConfigError, DataError
 from forgetless.tangent import memory, tangent_features
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import built, integers, random

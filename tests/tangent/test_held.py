@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from forgetless import ConfigError
-from forgetless.models import MLP, LeNet
 from forgetless.tangent import (
     bytes_by_parameter,
     from_tensors,
@@ -20,6 +19,7 @@ from forgetless.tangent import (
     tangent_features,
     to_tensors,
 )
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import assert_is, built, by_loop, integers, random

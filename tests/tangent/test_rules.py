@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless.models import MLP, LeNet
 from forgetless.tangent import tangent_features
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import assert_is, built, by_loop, integers, random

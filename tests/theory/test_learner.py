@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgetless.errors import TrainingError
+from forgetless.support.errors import TrainingError
 from forgetless.theory import GEMNT, OGD, PCAOGD, SGD, Descent, LinearTask, learn, remembered
 from tests.theory.problems import METHODS, dense_projection, network_tasks, random_tasks
 

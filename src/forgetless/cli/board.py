@@ -7,7 +7,7 @@ from typing import Self, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from forgetless.engines import Event, Job
+from forgetless.launch.engines import Event, Job
 
 
 @final

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forgetless.engines import Cluster, Engine, InProcess, Processes
-from forgetless.errors import ConfigError, require
+from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
+from forgetless.support.errors import ConfigError, require
 
 ENGINES = ("local", "ray")
 

@@ -7,9 +7,9 @@ from typing import TextIO
 
 import typer
 
-from forgetless import signals
 from forgetless.cli.main import app
-from forgetless.errors import ForgetlessError, ForgetlessWarning, TrainingError
+from forgetless.support import signals
+from forgetless.support.errors import ForgetlessError, ForgetlessWarning, TrainingError
 
 _INTERRUPTED = 130
 _STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}

@@ -11,13 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forgetless.config import Config, resolve
 from forgetless.data import SCENARIOS, Task, build_scenario, grows_with_tasks
-from forgetless.errors import ConfigError, TraceError, require
-from forgetless.fit import resolve_device
-from forgetless.rebuild import network_of, out_of_reach, samples_of, settings_of
+from forgetless.launch.config import Config, resolve
+from forgetless.launch.rebuild import network_of, out_of_reach, samples_of, settings_of
+from forgetless.support.errors import ConfigError, TraceError, require
 from forgetless.theory import TRUSTED, Forecast, forecast
 from forgetless.trace import load_trace, nulls
+from forgetless.training.fit import resolve_device
 
 
 def forecast_command(

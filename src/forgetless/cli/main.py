@@ -14,8 +14,8 @@ from forgetless.cli.training import compare_command, run_command
 from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
 from forgetless.methods import METHODS
-from forgetless.models import MODELS
-from forgetless.version import __version__
+from forgetless.support.version import __version__
+from forgetless.training.models import MODELS
 
 app = typer.Typer(
     help="Train networks on one task after another and see what they forget.",

@@ -7,8 +7,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from forgetless.config import Config, describe_default
-from forgetless.options import flag
+from forgetless.launch.config import Config, describe_default
+from forgetless.support.options import flag
 
 _METAVARS = {int: "N", float: "X", float | None: "X", str: "TEXT"}
 _NAMED = {"memory": "N|SIZE|auto", "budget": "SIZE|auto"}

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from forgetless.cli.board import Board, say
 from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
-from forgetless.config import resolve
-from forgetless.engines import brought_here, is_shared
+from forgetless.launch.config import resolve
+from forgetless.launch.engines import brought_here, is_shared
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 
 paper_app = typer.Typer(

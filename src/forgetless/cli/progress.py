@@ -14,8 +14,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from forgetless.errors import require
-from forgetless.loggers import (
+from forgetless.report.loggers import (
     Logger,
     Measurements,
     MLflowLogger,
@@ -23,7 +22,8 @@ from forgetless.loggers import (
     WandbLogger,
     several,
 )
-from forgetless.training import Observer, Progress
+from forgetless.support.errors import require
+from forgetless.training.settings import Observer, Progress
 
 # From low to high accuracy: anchors of the viridis scale, and what can be read on them.
 _COLOURS = (

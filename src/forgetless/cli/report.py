@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forgetless.analysis import Analysis, analysed, known_analysis
-from forgetless.comparison import Comparison, Entry, compare, find_traces
-from forgetless.errors import ForgetlessError, TraceError
-from forgetless.page import headline, write_page
+from forgetless.report.analysis import Analysis, analysed, known_analysis
+from forgetless.report.comparison import Comparison, Entry, compare, find_traces
+from forgetless.report.page import headline, write_page
+from forgetless.support.errors import ForgetlessError, TraceError
 from forgetless.trace import Trace
 
 PAGE = "report.html"

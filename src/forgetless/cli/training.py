@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from forgetless.atomic import write_atomically
 from forgetless.cli.arguments import (
     Analyse,
     CheckpointEvery,
@@ -32,8 +31,8 @@ from forgetless.cli.options import with_config_options
 from forgetless.cli.progress import logger_names
 from forgetless.cli.report import PAGE, make_report, say_page
 from forgetless.cli.views import view_of
-from forgetless.config import Config, refuse_unused, resolve
-from forgetless.engines import (
+from forgetless.launch.config import Config, refuse_unused, resolve
+from forgetless.launch.engines import (
     Engine,
     InProcess,
     Order,
@@ -45,11 +44,12 @@ from forgetless.engines import (
     shown,
     train,
 )
-from forgetless.errors import ForgetlessError, require
+from forgetless.launch.runs import COMPARISON, check_names, output_folder, standing
 from forgetless.methods import build_method
-from forgetless.plots import accuracy_matrices, save
 from forgetless.report import comparison_table, task_table
-from forgetless.runs import COMPARISON, check_names, output_folder, standing
+from forgetless.report.plots import accuracy_matrices, save
+from forgetless.support.errors import ForgetlessError, require
+from forgetless.support.files import write_atomically
 from forgetless.trace import Trace, load_trace
 
 

@@ -6,9 +6,9 @@ from typing import final
 
 from forgetless.cli.board import Board
 from forgetless.cli.progress import opened_loggers, watched
-from forgetless.engines import Engine, Event, Watch
-from forgetless.loggers import several
-from forgetless.training import Observer
+from forgetless.launch.engines import Engine, Event, Watch
+from forgetless.report.loggers import several
+from forgetless.training.settings import Observer
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 from forgetless.data import cifar
 from forgetless.data.fetch import Mirror, Origin, Wheel
 from forgetless.data.files import IdxFile, check_labels, exists, read_idx, sha256_of
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 LabelledImages = tuple[
     Tensor, Tensor

@@ -20,7 +20,7 @@ from forgetless.data.files import (
     mismatch,
     sha256_of,
 )
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 IDX_UNSIGNED_BYTE = 0x08
 GZIP_WINDOW_BITS = 31  # zlib's way to say "a gzip header and trailer, window of any size"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from forgetless.data.files import DamagedFileError
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 # What protocol 2 uses for plain values and for arrays; nothing else is let through.
 VALUE_OPCODES = frozenset({"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"})

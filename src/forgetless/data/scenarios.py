@@ -8,13 +8,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.accepted import FINITE, whole
 from forgetless.data.sources import SOURCES, ImageSet, shared_source
 from forgetless.data.tasks import Scenario, Split, Task
 from forgetless.data.transforms import normalize, pad, rotate
-from forgetless.errors import ConfigError, require
-from forgetless.options import check_numbers, flag, option
-from forgetless.streams import stream
+from forgetless.support.errors import ConfigError, require
+from forgetless.support.options import check_numbers, flag, option
+from forgetless.support.streams import stream
+from forgetless.support.validation import FINITE, whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from forgetless.data.catalogue import (
 )
 from forgetless.data.fetch import obtain
 from forgetless.data.files import DamagedFileError, remove, sha256_of
-from forgetless.errors import ConfigError, DataError
+from forgetless.support.errors import ConfigError, DataError
 
 __all__ = [
     "SOURCES",

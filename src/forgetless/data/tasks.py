@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from forgetless.errors import DataError
+from forgetless.support.errors import DataError
 
 
 @final

@@ -6,9 +6,9 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from forgetless.errors import ConfigError, require
 from forgetless.methods import Method
 from forgetless.subspace import STORAGES, Storage
+from forgetless.support.errors import ConfigError, require
 
 Projected = Literal["update", "gradient"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from forgetless.errors import ConfigError, NoSamplesError
-from forgetless.footprint import Footprint
 from forgetless.guard.state import Snapshot
 from forgetless.methods import Method, State
-from forgetless.ranks import Ranks
-from forgetless.sizes import in_words
+from forgetless.methods.footprint import Footprint
 from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
+from forgetless.support.collectives import Ranks
+from forgetless.support.errors import ConfigError, NoSamplesError
+from forgetless.support.sizes import in_words
 from forgetless.tangent import TangentFeatures
 
 

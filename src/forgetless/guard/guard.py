@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgetless.accepted import whole
-from forgetless.errors import ConfigError, require
 from forgetless.guard.arguments import (
     Projected,
     function,
@@ -21,25 +19,27 @@ from forgetless.guard.arguments import (
     usable_optimizer,
     what_to_project,
 )
-from forgetless.guard.batches import Remembered, Unpack
+from forgetless.guard.batches.loading import TaskData
+from forgetless.guard.batches.losses import Loss
+from forgetless.guard.batches.outputs import Named, Output, named_output
+from forgetless.guard.batches.samples import Remembered, Unpack
 from forgetless.guard.budget import as_asked, chosen_storage, voted_storage, within
-from forgetless.guard.gathering import SharedTaskData
-from forgetless.guard.loading import TaskData
-from forgetless.guard.losses import Loss
+from forgetless.guard.distributed.gathering import SharedTaskData
+from forgetless.guard.distributed.sharding import agreed, settle, training_ranks
+from forgetless.guard.distributed.shards import from_shards, sharded_template, to_shards
 from forgetless.guard.model import GuardedModel, full_precision
-from forgetless.guard.outputs import Named, Output, named_output
 from forgetless.guard.parameters import Parameters, Params, protected_names, warn_of_newcomers
 from forgetless.guard.report import MemoryReport, Stats
 from forgetless.guard.reporting import memory_report
-from forgetless.guard.sharding import agreed, settle, training_ranks
-from forgetless.guard.spread import from_shards, sharded_template, to_shards
 from forgetless.guard.state import Snapshot, from_dict, to_dict
 from forgetless.guard.steps import Steps
 from forgetless.guard.task import GuardedTask
 from forgetless.methods import Method, State
-from forgetless.sizes import parsed_bytes
-from forgetless.streams import stream
 from forgetless.subspace import Storage, Subspace
+from forgetless.support.errors import ConfigError, require
+from forgetless.support.sizes import parsed_bytes
+from forgetless.support.streams import stream
+from forgetless.support.validation import whole
 
 
 @final

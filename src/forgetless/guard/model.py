@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from forgetless.called import called
-from forgetless.errors import ConfigError, DataError
-from forgetless.guard.batches import Part, Remembered
-from forgetless.guard.losses import Loss
-from forgetless.guard.outputs import Named, Output, chosen_output, counted, refuse_none
+from forgetless.guard.batches.losses import Loss
+from forgetless.guard.batches.outputs import Named, Output, chosen_output, counted, refuse_none
+from forgetless.guard.batches.samples import Part, Remembered
+from forgetless.guard.distributed.sharding import plain_copy
 from forgetless.guard.parameters import Parameters
-from forgetless.guard.sharding import plain_copy
-from forgetless.streams import batch
+from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.streams import batch
 from forgetless.tangent import Batch, TangentFeatures, features_of, shared_features
+from forgetless.tangent.functional import called
 
 # Samples that go through the model together to see whether their gradient is finite.
 _LOSS_CHUNK = 64

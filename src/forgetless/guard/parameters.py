@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgetless.errors import ConfigError, require
-from forgetless.guard.sharding import here, shares_of
+from forgetless.guard.distributed.sharding import here, shares_of
+from forgetless.support.errors import ConfigError, require
 from forgetless.tangent import chosen_names, refuse_mixed
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.

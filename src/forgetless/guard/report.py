@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import float64
-from forgetless.ranks import Ranks
-from forgetless.sizes import in_words
+from forgetless.support.collectives import Ranks
+from forgetless.support.sizes import in_words
 
 
 @final

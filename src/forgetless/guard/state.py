@@ -8,12 +8,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.errors import ConfigError
-from forgetless.guard.batches import Remembered
+from forgetless.guard.batches.samples import Remembered
 from forgetless.guard.parameters import Parameters
 from forgetless.methods import Method, State
-from forgetless.ranks import Ranks
 from forgetless.subspace import Storage
+from forgetless.support.collectives import Ranks
+from forgetless.support.errors import ConfigError
 
 _FORMAT = 1
 _GENERATORS = 2  # of a guard: one chooses samples to remember, one memory batches

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from forgetless.capturing import Repeated
-from forgetless.errors import ConfigError
 from forgetless.guard.arguments import Projected
 from forgetless.guard.model import GuardedModel, MemoryGradient, full_precision
 from forgetless.guard.report import Removed
 from forgetless.methods import Method, Nothing, State
 from forgetless.methods.orthogonal import Orthogonal
-from forgetless.ranks import Ranks
 from forgetless.subspace import Subspace
+from forgetless.support.collectives import Ranks
+from forgetless.support.cuda_graphs import Repeated
+from forgetless.support.errors import ConfigError
 
 _FULL = 0.95  # share of the steps removed at which there is no room left to learn
 _LOOK_EVERY = 50  # steps between looks at that share, which make a GPU wait

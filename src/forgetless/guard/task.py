@@ -7,12 +7,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.errors import DataError, NoSamplesError
-from forgetless.guard.batches import Part, Remembered
-from forgetless.guard.gathering import SharedTaskData
-from forgetless.guard.loading import TaskData
+from forgetless.guard.batches.loading import TaskData
+from forgetless.guard.batches.outputs import refuse_none
+from forgetless.guard.batches.samples import Part, Remembered
+from forgetless.guard.distributed.gathering import SharedTaskData
 from forgetless.guard.model import GuardedModel
-from forgetless.guard.outputs import refuse_none
+from forgetless.support.errors import DataError, NoSamplesError
 from forgetless.tangent import TangentFeatures
 
 # Samples whose per-sample gradients are looked at together when only their sum is wanted.

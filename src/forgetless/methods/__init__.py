@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, final
 
-from forgetless.accepted import SHARE, real, whole
-from forgetless.errors import ConfigError
 from forgetless.methods.agem import AGEM
 from forgetless.methods.base import (
     FinishedTask,
@@ -25,7 +23,9 @@ from forgetless.methods.ogd import OGD
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
-from forgetless.options import option
+from forgetless.support.errors import ConfigError
+from forgetless.support.options import option
+from forgetless.support.validation import SHARE, real, whole
 
 __all__ = [
     "AGEM",

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
-from forgetless.accepted import whole
-from forgetless.errors import require
 from forgetless.linalg import project_halfspace
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
 from forgetless.methods.rehearsal import Rehearsal
+from forgetless.support.errors import require
+from forgetless.support.validation import whole
 
 
 @final

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, final
 import torch
 from torch import Tensor
 
-from forgetless.errors import ConfigError
 from forgetless.subspace import DENSE, Storage
+from forgetless.support.errors import ConfigError
 from forgetless.tangent import TangentFeatures
 
 

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from forgetless.accepted import real
-from forgetless.errors import require
 from forgetless.linalg import inner
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
 from forgetless.subspace import DENSE, Storage
+from forgetless.support.errors import require
+from forgetless.support.validation import real
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
 # task's size: 10,000 samples weigh 9.8 times as much as in the mean.

@@ -5,10 +5,10 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.accepted import real, whole
 from forgetless.linalg import project_cone
 from forgetless.methods.base import LossGrad
 from forgetless.methods.episodic import Episodic, KeepsSamples
+from forgetless.support.validation import real, whole
 
 
 @final

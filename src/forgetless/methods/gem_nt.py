@@ -5,10 +5,10 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.accepted import whole
 from forgetless.linalg import project_out_span
 from forgetless.methods.base import LossGrad
 from forgetless.methods.episodic import Episodic, KeepsSamples
+from forgetless.support.validation import whole
 
 
 @final

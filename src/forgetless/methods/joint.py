@@ -7,10 +7,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from forgetless.accepted import whole
 from forgetless.linalg import add_scaled
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
 from forgetless.methods.rehearsal import Rehearsal, part
+from forgetless.support.validation import whole
 
 
 @final

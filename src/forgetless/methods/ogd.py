@@ -5,10 +5,10 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.accepted import whole
 from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Subspace
+from forgetless.support.validation import whole
 
 
 @final

@@ -5,11 +5,11 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.accepted import SHARE, whole
-from forgetless.errors import require
 from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Subspace
+from forgetless.support.errors import require
+from forgetless.support.validation import SHARE, whole
 
 
 @final

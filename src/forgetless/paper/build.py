@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from forgetless.engines import Engine, Event, InProcess
-from forgetless.errors import TraceError
+from forgetless.launch.engines import Engine, Event, InProcess
 from forgetless.paper.artefact import Artefact
 from forgetless.paper.origin import of_parts, provenance
 from forgetless.paper.pictures import Pictures
@@ -24,6 +23,7 @@ from forgetless.paper.store import (
     save_result,
 )
 from forgetless.paper.work import Workshop
+from forgetless.support.errors import TraceError
 
 
 @final

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forgetless import metrics
-from forgetless.trace import Trace
+from forgetless.trace import Trace, metrics
 
 DIVERGED = "diverged"  # noted in the trace of a run that broke down, and all that is said of it
 UNMEASURED = "–"  # in a table

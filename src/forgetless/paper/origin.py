@@ -6,7 +6,7 @@ from typing import Any
 from forgetless.data.sources import file_hashes
 from forgetless.paper.artefact import Artefact
 from forgetless.paper.work import Workshop
-from forgetless.provenance import versions
+from forgetless.support.provenance import versions
 
 
 def of_parts(

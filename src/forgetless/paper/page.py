@@ -4,8 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
-from forgetless.atomic import write_atomically
-from forgetless.errors import TraceError
 from forgetless.paper.answers import answers
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import Word, judged
@@ -14,6 +12,8 @@ from forgetless.paper.pictures import NAMES, Pictures, titled
 from forgetless.paper.registry import ARTEFACTS
 from forgetless.paper.scale import SCALES
 from forgetless.paper.store import Results, load_results, readable
+from forgetless.support.errors import TraceError
+from forgetless.support.files import write_atomically
 
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"

@@ -1,6 +1,5 @@
 """All artefacts, in the order of the page."""
 
-from forgetless.errors import ConfigError
 from forgetless.paper.artefact import Artefact
 from forgetless.paper.artefacts import (
     forgetting_gap,
@@ -20,6 +19,7 @@ from forgetless.paper.artefacts import (
     toy,
     variance,
 )
+from forgetless.support.errors import ConfigError
 
 _ALL = (
     table1.ARTEFACT,

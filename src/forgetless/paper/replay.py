@@ -7,18 +7,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.assembly import make_learner
-from forgetless.config import Config
 from forgetless.data import Scenario
-from forgetless.driver import batch_of, choose
-from forgetless.errors import TraceError
+from forgetless.launch.config import Config
 from forgetless.linalg import orthonormalize
 from forgetless.methods import GEMNT, Samples, build_method
-from forgetless.models import build_model
-from forgetless.streams import stream
 from forgetless.subspace import DenseSubspace, FactoredSubspace, Subspace
+from forgetless.support.errors import TraceError
+from forgetless.support.streams import stream
 from forgetless.tangent import TangentFeatures, held
 from forgetless.trace import Trace
+from forgetless.training.build import make_learner
+from forgetless.training.models import build_model
+from forgetless.training.view import batch_of, choose
 
 
 @final

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, final
 
-from forgetless.config import Config
 from forgetless.data import ScenarioOptions
+from forgetless.launch.config import Config
 from forgetless.methods import build_method
 from forgetless.methods.orthogonal import Orthogonal
-from forgetless.models import ModelOptions
-from forgetless.training import Training
+from forgetless.training.models import ModelOptions
+from forgetless.training.settings import Training
 
 # What a step of other methods takes, in steps of plain SGD.
 _EFFORTS = {"ewc": 1.2, "joint": 2.0, "a-gem": 4.5, "factored": 5.0, "gem-nt": 20.0, "gem": 60.0}

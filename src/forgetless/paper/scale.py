@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
-from forgetless.config import Config, resolve
-from forgetless.errors import require
+from forgetless.launch.config import Config, resolve
+from forgetless.support.errors import require
 
 Protocol = Literal["released", "corrected", "frozen"]
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forgetless.atomic import write_atomically
-from forgetless.errors import TraceError
+from forgetless.support.errors import TraceError
+from forgetless.support.files import write_atomically
 
 FORMAT = 1
 _DIGITS = 6

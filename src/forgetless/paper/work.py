@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
-from forgetless.beside import read_beside, write_beside
-from forgetless.config import Config
 from forgetless.data import Scenario, ScenarioOptions, build_scenario
-from forgetless.engines import Engine, InProcess, Order, Watch, collect, pull, settle, train
-from forgetless.errors import ForgetlessError, TraceError, TrainingError
-from forgetless.fit import Keep, resolve_device
+from forgetless.launch.config import Config
+from forgetless.launch.engines import Engine, InProcess, Order, Watch, collect, pull, settle, train
+from forgetless.launch.runs import Standing, standing
 from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.replay import Replay
 from forgetless.paper.run import Run
 from forgetless.paper.scale import Scale
 from forgetless.paper.store import Results, rounded
-from forgetless.provenance import versions
-from forgetless.runs import Standing, standing
+from forgetless.support.errors import ForgetlessError, TraceError, TrainingError
+from forgetless.support.provenance import versions
 from forgetless.trace import Trace, is_trace, load_trace
+from forgetless.trace.cache import read_beside, write_beside
+from forgetless.training.fit import Keep, resolve_device
 
 
 @final

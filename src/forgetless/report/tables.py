@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table
 
-from forgetless import metrics
-from forgetless.trace import Metric, Trace
+from forgetless.trace import Metric, Trace, metrics
 
 
 def comparison_table(traces: Sequence[Trace]) -> Table:

@@ -8,8 +8,8 @@ from typing import Protocol, Self, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from forgetless.errors import DataError
 from forgetless.subspace.storage import Storage
+from forgetless.support.errors import DataError
 from forgetless.tangent import TangentFeatures
 
 # Matrices in a gradient (S, p), each from a column on, that are known as Lᵀ R, too: L (S, b, r) and

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import float64, orthonormalize
-from forgetless.ranks import Ranks
 from forgetless.subspace.base import Record, refuse_infinite
-from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
-from forgetless.subspace.rows import aligned, laid_out
+from forgetless.subspace.kernels.inplace import lengths_of_long, orthonormalize_in_place
+from forgetless.subspace.kernels.rows import aligned, laid_out
+from forgetless.subspace.kernels.sweep import coefficients, combination, project_out_rows
 from forgetless.subspace.storage import DENSE, Storage
-from forgetless.subspace.sweep import coefficients, combination, project_out_rows
+from forgetless.support.collectives import Ranks
 from forgetless.tangent import (
     TangentFeatures,
     merged,

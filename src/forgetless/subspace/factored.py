@@ -8,12 +8,12 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from forgetless.capturing import side_by_side
 from forgetless.linalg import float64
 from forgetless.subspace.atoms import Atoms, Movable
 from forgetless.subspace.base import Outers, Record
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, Storage
+from forgetless.support.cuda_graphs import side_by_side
 from forgetless.tangent import TangentFeatures, from_tensors, held, held_bytes, to_tensors
 
 

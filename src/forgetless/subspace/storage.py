@@ -6,9 +6,9 @@ from typing import Any, Literal, Self, final
 
 import torch
 
-from forgetless.accepted import whole
-from forgetless.errors import require
-from forgetless.ranks import Ranks
+from forgetless.support.collectives import Ranks
+from forgetless.support.errors import require
+from forgetless.support.validation import whole
 
 Kind = Literal["dense", "factored"]
 

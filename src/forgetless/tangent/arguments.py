@@ -6,7 +6,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from forgetless.errors import ConfigError, DataError, require
+from forgetless.support.errors import ConfigError, DataError, require
 from forgetless.tangent.chunks import Chunks
 from forgetless.tangent.features import TangentFeatures
 from forgetless.tangent.problem import Problem, Scalar

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.errors import ConfigError
+from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.factors import merged
 from forgetless.tangent.fallback import VMAP_ERRORS, rows_by_loop, rows_by_vmap

@@ -8,7 +8,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from forgetless.errors import ConfigError
+from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block
 from forgetless.tangent.capture import Captured, Layout, capture
 from forgetless.tangent.factors import cuts, distinct_bytes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from forgetless.called import called
+from forgetless.tangent.functional import called
 from forgetless.tangent.problem import Problem
 
 # What vmap raises when an operation or a branch on data does not allow it.

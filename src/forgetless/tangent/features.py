@@ -9,8 +9,8 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.errors import ConfigError, require
 from forgetless.linalg import float64
+from forgetless.support.errors import ConfigError, require
 from forgetless.tangent.chunks import Chunks, Known, Piece, Source
 from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.memory import refuse_more_than_memory

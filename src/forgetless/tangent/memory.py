@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from forgetless.errors import ConfigError
+from forgetless.support.errors import ConfigError
 
 
 def refuse_more_than_memory(what: str, needed: int, like: Tensor) -> None:

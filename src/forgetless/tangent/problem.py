@@ -8,7 +8,7 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.called import called
+from forgetless.tangent.functional import called
 
 # outputs of n samples and what belongs to them → (n,), or (n, K) for K scalars a sample
 Scalar = Callable[..., Tensor]

@@ -7,8 +7,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from forgetless.errors import DataError, require
 from forgetless.linalg import float64, top_eigenpairs, without_noise
+from forgetless.support.errors import DataError, require
 from forgetless.tangent.filtered import filtered
 
 _BLOCK = 24  # vectors that are multiplied at once; products with multiples of 24 are fast

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetless.errors import ConfigError
+from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.factors import Dense, Factor, Left, OneHot, Patches, Right, Window
 from forgetless.tangent.features import TangentFeatures

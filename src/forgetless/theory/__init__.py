@@ -4,8 +4,8 @@ from forgetless.theory.bounds import Bounds, bounds
 from forgetless.theory.descent import Descent
 from forgetless.theory.drift import drift, model_drift, squared_drift, true_class
 from forgetless.theory.factors import RTOL, Factors, factors
-from forgetless.theory.forecast import forecast
-from forgetless.theory.forecast_model import TangentModel
+from forgetless.theory.forecast import TRUSTED, Forecast, Outlook, forecast
+from forgetless.theory.forecast.model import TangentModel
 from forgetless.theory.forgetting import Contribution, Forgetting, decompose, rotation
 from forgetless.theory.grams import (
     component_memory,
@@ -17,7 +17,6 @@ from forgetless.theory.grams import (
     sample_memory,
 )
 from forgetless.theory.learner import Learned, LinearTask, learn
-from forgetless.theory.outlook import TRUSTED, Forecast, Outlook
 from forgetless.theory.overlap import (
     learned_overlap,
     overlap,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.accepted import SHARE, whole
-from forgetless.errors import TrainingError
+from forgetless.support.errors import TrainingError
+from forgetless.support.validation import SHARE, whole
 from forgetless.theory.factors import project_rows
 
 

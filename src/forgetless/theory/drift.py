@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from forgetless.accepted import whole
-from forgetless.called import called
-from forgetless.errors import require
 from forgetless.linalg import float64
+from forgetless.support.errors import require
+from forgetless.support.validation import whole
+from forgetless.tangent.functional import called
 from forgetless.theory.factors import check_finite
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from forgetless.accepted import SHARE
-from forgetless.errors import require
 from forgetless.linalg import float64, orthonormalize
+from forgetless.support.errors import require
+from forgetless.support.validation import SHARE
 
 # A singular value at or below this share of the largest counts as zero. Gram matrices in float64
 # resolve singular values to about 1e-8 of the largest, so this is safe for those as well.

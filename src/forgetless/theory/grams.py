@@ -9,9 +9,9 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from forgetless.accepted import whole
-from forgetless.errors import require
 from forgetless.linalg import float64
+from forgetless.support.errors import require
+from forgetless.support.validation import whole
 from forgetless.theory.factors import RTOL, check_matrix, check_rtol
 
 Grid = Sequence[Sequence[Tensor]]

@@ -10,9 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.accepted import real
-from forgetless.errors import require
 from forgetless.linalg import float64
+from forgetless.support.errors import require
+from forgetless.support.validation import real
 from forgetless.theory.descent import Descent
 from forgetless.theory.factors import (
     RTOL,

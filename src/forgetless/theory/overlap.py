@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from forgetless.errors import require
+from forgetless.support.errors import require
 from forgetless.theory.factors import Factors, check_factors, project_rows
 from forgetless.theory.learner import Learned
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from forgetless.accepted import whole
-from forgetless.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, require
+from forgetless.support.validation import whole
 from forgetless.theory.factors import Factors, extend_basis, factors
 
 # A number of samples for each task, the indices themselves task by task, or all samples.

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from forgetless.errors import require
 from forgetless.linalg import float64
+from forgetless.support.errors import require
 from forgetless.theory.factors import check_finite, check_matrix
 from forgetless.theory.overlap import overlap_spectrum
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forgetless import metrics
 from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
 from forgetless.paper.numbers import DIVERGED, cell, diverged, mean, table
@@ -15,7 +14,7 @@ from forgetless.paper.pictures import LABELS, NAMES, Pictures
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.printed_tasks import FINAL
 from forgetless.paper.work import Workshop
-from forgetless.trace import Trace
+from forgetless.trace import Trace, metrics
 
 _IMAGES = 256  # of a noisy evaluation: an unused setting of the released code
 _DRAWS = 200

@@ -12,7 +12,7 @@ from forgetless.paper.artefacts.theory_problems import (
     P,
     some_tasks,
 )
-from forgetless.streams import global_stream
+from forgetless.support.streams import global_stream
 from forgetless.theory import LinearTask, decompose, learn, remembered
 
 _CASES = 10

@@ -1,0 +1,1 @@
+"""User batches: samples, loaders, outputs and losses."""

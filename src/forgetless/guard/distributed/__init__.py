@@ -1,0 +1,1 @@
+"""Guarded models that several processes train together."""

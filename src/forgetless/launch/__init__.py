@@ -1,0 +1,1 @@
+"""From a configuration to finished runs, on one machine or many."""

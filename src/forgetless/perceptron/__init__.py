@@ -1,5 +1,0 @@
-"""Perceptrons: gradients by hand, in few calls."""
-
-from forgetless.perceptron.chain import Factors, Layer, Perceptron, is_chain, links, perceptron_of
-
-__all__ = ["Factors", "Layer", "Perceptron", "is_chain", "links", "perceptron_of"]

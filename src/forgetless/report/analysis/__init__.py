@@ -1,0 +1,16 @@
+"""Why a run forgot: overlap, explained variance, kernel change and forecast, from its trace."""
+
+from forgetless.report.analysis.analysis import Analysis, ForecastPoint, Images, Sample, Variance
+from forgetless.report.analysis.cache import analysed, known_analysis
+from forgetless.report.analysis.measure import analyse
+
+__all__ = [
+    "Analysis",
+    "ForecastPoint",
+    "Images",
+    "Sample",
+    "Variance",
+    "analyse",
+    "analysed",
+    "known_analysis",
+]

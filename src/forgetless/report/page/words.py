@@ -1,0 +1,138 @@
+"""What happened, in words: the sentence at the top of the page, and commands to copy."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from forgetless.launch.config import Config, resolve, unused_settings
+from forgetless.report.comparison import JOINT, Array, Comparison, Entry, shown
+from forgetless.support.errors import ConfigError
+from forgetless.support.options import flag
+from forgetless.trace import metrics
+
+_BASELINE = "sgd"
+_MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for
+_NOTHING = 0.05  # points: less is shown as 0.0
+_NAMES = 40  # characters of a label that a sentence has room for
+
+
+def headline(comparison: Comparison) -> str:
+    """One or two sentences: who kept what, and which task suffered most, and when."""
+    entries = comparison.entries
+    learned = comparison.learned
+    if learned == 0:
+        return "No task was learned to its end, so there is nothing to compare yet."
+    sentence = _of_one(entries[0]) if len(entries) == 1 else _of_several(entries)
+    if learned < len(comparison.tasks):
+        sentence += f" The runs stopped after {learned} of {len(comparison.tasks)} tasks."
+    return sentence
+
+
+def worst_task(entry: Entry) -> tuple[int, float, int, int] | None:
+    """The task that lost most from its best accuracy: (task, points, from, to), from 0.
+
+    `from` and `to` are the ends of the shortest stretch of the run in which most of it was lost.
+    """
+    learned = entry.learned
+    if learned < 2:
+        return None
+    matrix = entry.mean[:learned, :learned]
+    drops = [float(matrix[s:, s].max() - matrix[-1, s]) for s in range(learned - 1)]
+    task = int(np.argmax(drops))
+    if drops[task] < _NOTHING:
+        return None
+    start, stop = _stretch(matrix[task:, task], _MOST_OF_IT * drops[task])
+    return task, drops[task], task + start, task + stop
+
+
+def command(config: Mapping[str, Any], **changed: Any) -> str | None:
+    """The `forgetless run` that has these settings; None for a run that a script made.
+
+    Arguments:
+        config: of a trace.
+        changed: settings to have another value than there.
+    """
+    wanted = dict(config) | changed
+    try:
+        scenario, method = str(wanted["scenario"]), str(wanted["method"])
+        plain = resolve(scenario, method)
+        preset = resolve(scenario, method, protocol=wanted.get("protocol", plain.protocol))
+        known = {f.name for f in fields(Config)}
+        if not set(wanted) <= known:
+            return None
+    except (KeyError, ConfigError):
+        return None
+    words = ["forgetless", "run", preset.scenario, "--method", preset.method]
+    unused = unused_settings(wanted)
+    # The protocol sets others, so that it is said and they are not.
+    for name, usual in (preset.as_dict() | {"protocol": plain.protocol}).items():
+        value = wanted.get(name, usual)
+        if value == usual or value is None or name in unused:
+            continue
+        written = flag(name)
+        if isinstance(value, bool):
+            words.append(written if value else f"--no-{written[2:]}")
+        else:
+            words += [written, str(value)]
+    return shlex.join(words)
+
+
+def _of_one(entry: Entry) -> str:
+    name = _name(entry)
+    average, forgotten = _means(entry)
+    if entry.learned == 1:
+        return f"{name} learned one task to {average:.1f} %; there was nothing to forget yet."
+    sentence = f"{name} forgot {forgotten:.1f} points on average and ended at {average:.1f} %"
+    return f"{sentence}{_suffering(entry)}."
+
+
+def _of_several(entries: tuple[Entry, ...]) -> str:
+    able = [e for e in entries if e.trace.method != JOINT and e.learned] or list(entries)
+    best = max(able, key=lambda e: _means(e)[0])
+    base = next(
+        (e for e in able if e.trace.method == _BASELINE), min(able, key=lambda e: _means(e)[0])
+    )
+    if base is best:
+        sentence = f"No method did better than {_name(best)}, at {_means(best)[0]:.1f} %"
+        return f"{sentence}{_suffering(best)}."
+    kept = _means(base)[1] - _means(best)[1]
+    gained = _means(best)[0] - _means(base)[0]
+    if kept >= _NOTHING:
+        sentence = f"{_name(best)} kept {kept:.1f} points that {_name(base)} lost"
+    else:
+        sentence = f"{_name(best)} ended {gained:.1f} points above {_name(base)}"
+    return f"{sentence}{_suffering(base)}."
+
+
+def _suffering(entry: Entry) -> str:
+    worst = worst_task(entry)
+    if worst is None:
+        return ", and no task suffered" if entry.learned > 1 else ""
+    task, _, start, stop = worst
+    between = f"between tasks {start + 1} and {stop + 1}"
+    return f"; task {task + 1} suffered most, {between}"
+
+
+def _stretch(accuracy: Array, lost: float) -> tuple[int, int]:
+    """The shortest stretch of a course over which so much is lost."""
+    n = len(accuracy)
+    for length in range(1, n):
+        falls = accuracy[: n - length] - accuracy[length:]
+        if falls.max() >= lost:
+            start = int(falls.argmax())
+            return start, start + length
+    return 0, n - 1
+
+
+def _means(entry: Entry) -> tuple[float, float]:
+    spreads = (entry.spread(metrics.average_accuracy), entry.spread(metrics.forgetting))
+    average, forgotten = (float("nan") if s is None else s[0] for s in spreads)
+    return average, forgotten
+
+
+def _name(entry: Entry) -> str:
+    name = shown(entry.label)
+    return name if len(name) <= _NAMES else f"{name[: _NAMES - 1]}…"

@@ -1,0 +1,1 @@
+"""Fast ways to project out stored rows and to orthonormalise them."""

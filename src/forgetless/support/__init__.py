@@ -1,0 +1,1 @@
+"""Shared groundwork: errors, validation, files, random streams, signals."""

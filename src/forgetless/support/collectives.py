@@ -1,0 +1,84 @@
+"""Processes that train one model together: what they add up, agree on and give each other."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from forgetless.support.errors import RankError
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong between processes, without where in gloo's source and its advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[[^]]*\] |\. This is typically.*", "", lines[-1])
+
+
+@final
+class Ranks:
+    """The processes of a group, this one among them; each must make the same calls.
+
+    Arguments:
+        group: a process group of `torch.distributed`.
+        device: where the group's tensors travel from.
+
+    Attributes:
+        calls: collectives that were called so far.
+        bytes: of tensors that this process handed to them.
+    """
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.group = group
+        self.device = device
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.calls = 0
+        self.bytes = 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, to the bit the same on each of them."""
+        total = tensor.to(self.device, copy=True).contiguous()
+        with self._collective(total):
+            dist.all_reduce(total, group=self.group)
+        return total.to(tensor.device)
+
+    def agreed(self, tensor: Tensor) -> Tensor:
+        """What the first rank has; every rank must have a tensor of that shape and type."""
+        copy = tensor.to(self.device, copy=True).contiguous()
+        with self._collective(copy):
+            dist.broadcast(copy, dist.get_global_rank(self.group, 0), group=self.group)
+        return copy.to(tensor.device)
+
+    def gathered(self, vector: Tensor) -> list[Tensor]:
+        """The vectors (n,) of all ranks, of any lengths."""
+        lengths = self._stacked(torch.tensor([len(vector)])).flatten().tolist()
+        padded = vector.new_zeros(max(lengths))
+        padded[: len(vector)] = vector
+        rows = self._stacked(padded)
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def _stacked(self, tensor: Tensor) -> Tensor:
+        """Of all ranks, (R, *)."""
+        mine = tensor.to(self.device).contiguous()
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._collective(mine):
+            dist.all_gather(found, mine, group=self.group)
+        return torch.stack(found).to(tensor.device)
+
+    @contextmanager
+    def _collective(self, tensor: Tensor) -> Iterator[None]:
+        self.calls += 1
+        self.bytes += tensor.nbytes
+        try:
+            yield
+        except RuntimeError as error:
+            reason = reason_of(error)
+            raise RankError(
+                f"rank {self.rank} of {self.size} has lost the others ({reason}): a process has "
+                "ended or does not answer in time; start all of them again from the last "
+                "checkpoint"
+            ) from error

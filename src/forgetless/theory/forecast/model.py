@@ -1,0 +1,260 @@
+"""The network linearised at its present weights, and how it would train."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
+
+from forgetless.linalg import float64, project_out
+from forgetless.support.errors import ConfigError, require
+from forgetless.tangent import refuse_mixed, tangent_features
+from forgetless.tangent.functional import called, differentiable
+from forgetless.theory.forecast.modules import copied, plain_kernels
+
+# outputs (n, C), labels (n,) → the mean loss
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def widened(rows: Tensor, names: Sequence[str], sizes: Mapping[str, int]) -> Tensor:
+    """Rows over some parameters as rows over all, with zeros for the others: (K, q) → (K, p).
+
+    Arguments:
+        rows: (K, q).
+        names: of those parameters, in the order of the rows' parts.
+        sizes: of all parameters, in the order that is wanted.
+    """
+    own = dict(zip(names, rows.split([sizes[name] for name in names], dim=1), strict=True))
+    parts = [own.get(n, rows.new_zeros(len(rows), size)) for n, size in sizes.items()]
+    return torch.cat(parts, dim=1)
+
+
+@final
+class TangentModel:
+    """f(x; θ₀) + J(x) ω: all outputs of a network, linear in the change ω of its weights.
+
+    Products with the Jacobian J (n·C, p) are by forward and by reverse differentiation. Layers that
+    have no forward derivative are differentiated in reverse, twice or output by output; which way
+    it has to be is found once. The network is taken in eval mode.
+
+    Arguments:
+        module: the network; it is not changed.
+        names: the parameters that may move, in the order of ω; by default all that require grad.
+        chunk: samples that go through the network at once when there are many.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str] | None = None, chunk: int = 1024):
+        self.module = module
+        self.chunk = chunk
+        parameters = dict(module.named_parameters())
+        wanted = (
+            list(names)
+            if names is not None
+            else [n for n, p in parameters.items() if p.requires_grad]
+        )
+        self.values: dict[str, Tensor] = {
+            n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
+        }
+        refuse_mixed(parameters[n] for n in wanted)
+        self.shapes = {n: parameters[n].shape for n in wanted}
+        none = "one of whose parameters none is trained"
+        require(bool(wanted), "model", none, "a network to be trained")
+        self.theta = torch.cat([self.values[n].flatten() for n in wanted])
+        self._way = 0  # of _WAYS
+
+    @property
+    def size(self) -> int:
+        """How many numbers ω has."""
+        return self.theta.numel()
+
+    def moved(self, change: Tensor) -> "TangentModel":
+        """The same network linearised at θ₀ + change."""
+        module = copied(self.module)
+        module.load_state_dict(self._named(self.theta + change), strict=False)
+        model = TangentModel(module, list(self.shapes), self.chunk)
+        model._way = self._way  # what failed here would fail there
+        return model
+
+    def run(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """The network itself at weights theta, (n, C), for one batch, differentiable in theta."""
+        return self._run(self._named(theta), inputs)
+
+    def outputs(self, inputs: Tensor, change: Tensor | None = None) -> Tensor:
+        """The network itself at θ₀ + change, (n, C)."""
+        theta = self.theta if change is None else self.theta + change
+        with torch.no_grad():
+            parts = [self.run(theta, x) for x in inputs.split(self.chunk)]
+        return torch.cat(parts)
+
+    def push(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """J ω: how the outputs move to first order, (p,) → (n, C)."""
+        return torch.cat([self._pushed(x, change) for x in inputs.split(self.chunk)])
+
+    def _pushed(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """J ω of one batch, by the first way that all layers allow; others are not tried again."""
+        while True:
+            try:
+                return _WAYS[self._way](self, inputs, change)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # NotImplementedError is one
+                if self._way == len(_WAYS) - 1:
+                    reason = str(error).splitlines()[0]
+                    raise ConfigError(f"the model cannot be differentiated: {reason}") from error
+            self._way += 1
+
+    def _forward(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """Dual numbers θ₀ + ε ω through the network."""
+        with torch.no_grad(), forward_ad.dual_level():
+            dual = {
+                n: forward_ad.make_dual(self.values[n], t.contiguous())
+                for n, t in self._named(change).items()
+            }
+            moved = forward_ad.unpack_dual(self._run(dual, inputs)).tangent
+            return torch.zeros_like(self._run({}, inputs)) if moved is None else moved
+
+    def _plainly_forward(self, inputs: Tensor, change: Tensor) -> Tensor:
+        with plain_kernels():
+            return self._forward(inputs, change)
+
+    def _twice_in_reverse(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """J ω = ∂⟨Jᵀ u, ω⟩/∂u, for Jᵀ u is linear in u: any u will do."""
+        with plain_kernels(), torch.enable_grad():
+            theta = self.theta.detach().requires_grad_()
+            outputs = self.run(theta, inputs)
+            generator = torch.Generator().manual_seed(len(inputs))
+            u = torch.randn(outputs.shape, generator=generator).to(outputs).requires_grad_()
+            pulled = torch.autograd.grad(outputs, theta, u, create_graph=True)[0]
+            moved = torch.autograd.grad(pulled, u, change)[0]
+        # A function that is differentiable once drops out in silence: ⟨Jᵀ u, ω⟩ = ⟨u, J ω⟩ tells.
+        missed = float(pulled.detach() @ change - (u.detach() * moved).sum())
+        eps = torch.finfo(moved.dtype).eps
+        rounding = 30 * eps * float(pulled.detach().norm() * change.norm())
+        if not abs(missed) <= eps**0.5 * float(moved.norm()) + rounding:
+            raise NotImplementedError("a backward pass of the model cannot be differentiated")
+        return moved
+
+    def _by_rows(self, inputs: Tensor, change: Tensor) -> Tensor:
+        """The rows of J, by one backward pass an output."""
+        phi = tangent_features(self.module, inputs, params=list(self.shapes))
+        return (phi @ change).view(len(inputs), -1)
+
+    def pull(self, inputs: Tensor, cotangent: Tensor) -> Tensor:
+        """Jᵀ u: (n, C) → (p,), for one batch."""
+        theta = self.theta.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = self.run(theta, inputs)
+        return torch.autograd.grad(outputs, theta, cotangent)[0]
+
+    def _named(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = theta.split([s.numel() for s in self.shapes.values()])
+        return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        with differentiable(self.module):  # forwards, too
+            outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
+        return outputs
+
+
+# To J ω, the cheapest first.
+_WAYS = (
+    TangentModel._forward,
+    TangentModel._plainly_forward,
+    TangentModel._twice_in_reverse,
+    TangentModel._by_rows,
+)
+
+
+@final
+@dataclass(frozen=True)
+class Course:
+    """How a task is to be learned by SGD.
+
+    Arguments:
+        inputs, labels: the task, (m, *) and (m,).
+        loss: mean loss of a batch's outputs.
+        batches: indices of the samples of each step.
+        lr: learning rate.
+        batch_size: samples of a real step; one with more takes the place of several.
+        basis: V, directions that no step goes along, orthonormal rows (K, p), or None.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    loss: Loss
+    batches: Sequence[Tensor]
+    lr: float
+    batch_size: int
+    basis: Tensor | None = None
+
+    def rate(self, index: Tensor) -> float:
+        """The learning rate of all real steps together that a batch takes the place of."""
+        return self.lr * -(-len(index) // self.batch_size)
+
+    def allowed(self, direction: Tensor) -> Tensor:
+        """(I − Vᵀ V) direction, (p,)."""
+        return direction if self.basis is None else project_out(direction, self.basis)
+
+    def cotangent(self, outputs: Tensor, index: Tensor) -> Tensor:
+        """∂loss/∂outputs on a batch, (b, C)."""
+        outputs = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.loss(outputs, self.labels[index]), outputs)[0]
+
+
+def train_network(model: TangentModel, course: Course) -> Tensor:
+    """Train the network itself; returns how its weights moved, θ − θ₀, (p,)."""
+    theta = model.theta.clone()
+    for index in course.batches:
+        theta.requires_grad_()
+        with torch.enable_grad():
+            outputs = model.run(theta, course.inputs[index])
+            loss = course.loss(outputs, course.labels[index])
+        gradient = torch.autograd.grad(loss, theta)[0]
+        theta = theta.detach() - course.rate(index) * course.allowed(gradient)
+    return theta - model.theta
+
+
+def train_linearised(model: TangentModel, course: Course) -> Tensor:
+    """Train the linearised network: ω ← ω − lr · (I − Vᵀ V) J_Bᵀ ∂loss/∂f_B; returns ω, (p,)."""
+    start = model.outputs(course.inputs)
+    change = torch.zeros_like(model.theta)
+    for index in course.batches:
+        x = course.inputs[index]
+        cotangent = course.cotangent(start[index] + model.push(x, change), index)
+        change = change - course.rate(index) * course.allowed(model.pull(x, cotangent))
+    return change
+
+
+def train_by_kernel(model: TangentModel, course: Course) -> Tensor:
+    """The same in function space, for few samples that are seen many times.
+
+    With ω = (I − Vᵀ V) Jᵀ α the outputs are f + K α, K = J (I − Vᵀ V) Jᵀ (m·C, m·C), and a step
+    changes only the α of its batch: α_B ← α_B − lr · ∂loss/∂f_B.
+    """
+    start = model.outputs(course.inputs)
+    phi = tangent_features(model.module, course.inputs, params=list(model.shapes))
+    kernel = phi.gram()
+    if course.basis is not None:
+        along = float64(phi @ course.basis.T)  # J Vᵀ
+        kernel = kernel - along @ along.T
+    kernel = kernel.to(start)
+    alpha = torch.zeros_like(start)
+    rows = torch.arange(start.numel(), device=start.device).view_as(start)
+    for index in course.batches:
+        moved = kernel[rows[index].flatten()] @ alpha.flatten()
+        cotangent = course.cotangent(start[index] + moved.view_as(start[index]), index)
+        alpha[index] -= course.rate(index) * cotangent
+    return course.allowed(phi.T @ alpha.flatten())
+
+
+def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> float:
+    """The largest eigenvalue of J Jᵀ / n on a batch, by power iteration."""
+    u = torch.ones_like(model.outputs(inputs))
+    value = 0.0
+    for _ in range(iterations):
+        u = model.push(inputs, model.pull(inputs, u / u.norm()))
+        value = float(u.norm())
+    return value / len(inputs)

@@ -1,0 +1,294 @@
+"""A trace: what one run leaves behind, and all that analysis and reports ever read.
+
+A folder of plain files, without pickle: `trace.json` (configuration, versions, timings, accuracy
+matrix), and for every seed `seed-N/task-TT.safetensors` (weights after a task) and
+`seed-N/memory.safetensors` (what the method remembers at the end).
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from forgetless.support.errors import TraceError
+from forgetless.support.files import write_atomically as write_atomically
+from forgetless.trace import metrics
+from forgetless.trace.notebook import trace_html
+
+FORMAT = 1
+_FILE = "trace.json"
+_TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
+Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+Status = Literal["running", "complete", "interrupted", "failed"]
+
+
+@final
+@dataclass
+class Trace:
+    """One scenario learned by one method with several seeds.
+
+    Attributes:
+        scenario, method: their names.
+        seeds: the S seeds.
+        tasks: the names of the T tasks.
+        accuracy: (S, T, T) in percent, [seed, after task, on task]; NaN where not evaluated.
+        config: every setting of the run.
+        versions: of the program and what it ran on.
+        timings: seconds, in all and for each part.
+        status: "complete", or what else became of the run.
+        path: its folder, or None while it is only in memory.
+    """
+
+    scenario: str
+    method: str
+    seeds: tuple[int, ...]
+    tasks: tuple[str, ...]
+    accuracy: NDArray[np.float64]
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    status: Status = "running"
+    path: Path | None = None
+    _tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def finished(self) -> NDArray[np.bool_]:
+        """Which seeds have learned all tasks, (S,)."""
+        return np.isfinite(self.accuracy[:, -1, -1])
+
+    def per_seed(self, metric: Metric) -> NDArray[np.float64]:
+        """A metric of the accuracy matrix for each seed, (S,).
+
+        A seed that was stopped early counts for the tasks it learned, or not at all (NaN) where
+        others have learned them all.
+        """
+        values = np.array([float(metric(matrix)) for matrix in self.accuracy])
+        if self.finished.any():
+            values[~self.finished] = np.nan
+        return values
+
+    def weights(self, seed: int, task: int) -> dict[str, Tensor]:
+        """The network's `state_dict` after learning a task (from 0)."""
+        return self._read(_weights_file(seed, task))
+
+    def memory(self, seed: int) -> dict[str, Tensor]:
+        """What the method remembered at the end; empty for a method without memory."""
+        return self._read(_memory_file(seed))
+
+    def memory_bytes(self, seed: int) -> int | None:
+        """What the method remembered at the end takes in bytes; None where it was not kept."""
+        name = _memory_file(seed)
+        if name in self._tensors:
+            return sum(t.numel() * t.element_size() for t in self._tensors[name].values())
+        file = None if self.path is None else self.path / name
+        if file is None or not file.is_file():
+            return None
+        with file.open("rb") as opened:  # eight bytes say how long the header is; then the numbers
+            header = int.from_bytes(opened.read(8), "little")
+        return max(0, file.stat().st_size - 8 - header)
+
+    def summary(self) -> dict[str, Any]:
+        """The result in the words of the command line's `--json`."""
+        return {
+            "scenario": self.scenario,
+            "method": self.method,
+            "seeds": list(self.seeds),
+            "average_accuracy": _spread(self.per_seed(metrics.average_accuracy)),
+            "forgetting": _spread(self.per_seed(metrics.forgetting)),
+            "accuracy": nulls(self.accuracy.tolist()),
+            "seconds": self.timings.get("total", 0.0),
+            "config": self.config,
+            "out": None if self.path is None else str(self.path),
+        }
+
+    def _repr_html_(self) -> str:
+        """How the run shows itself in a notebook."""
+        metric_names = {"A_T": metrics.average_accuracy, "F_T": metrics.forgetting}
+        spreads = {name: _spread(self.per_seed(m)) for name, m in metric_names.items()}
+        facts = [
+            (n, f"{s['mean']:.2f} ± {s['std']:.2f}")
+            for n, s in spreads.items()
+            if s["mean"] is not None
+        ]
+        facts += [("seeds", str(len(self.seeds))), ("status", self.status)]
+        rows = self.accuracy[self.finished] if self.finished.any() else self.accuracy
+        title = f"{self.scenario}, {self.method}, {len(self.tasks)} tasks"
+        return trace_html(title, facts, rows.mean(0).tolist())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole trace to a folder; from then on it lives there."""
+        if self.path is not None:
+            files = (f for pattern in _TENSOR_FILES for f in self.path.glob(pattern))
+            names = [f.relative_to(self.path).as_posix() for f in files]
+            self._tensors |= {name: self._read(name) for name in names}
+        self.path = Path(path)
+        for name, tensors in self._tensors.items():
+            self._write_tensors(name, tensors)
+        self._tensors.clear()
+        self.save_record()
+
+    def save_record(self) -> None:
+        """Write `trace.json` anew, if the trace has a folder."""
+        if self.path is None:
+            return
+        record = self.summary()
+        del record["out"]
+        record |= {
+            "format": FORMAT,
+            "tasks": list(self.tasks),
+            "status": self.status,
+            "timings": self.timings,
+            "versions": self.versions,
+        }
+        text = json.dumps(record, indent=1, allow_nan=False, default=_plain)
+        write_atomically(self.path / _FILE, lambda file: file.write_text(text, "utf-8"))
+
+    def keep_weights(self, seed: int, task: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store the weights of a seed after a task."""
+        self._keep(_weights_file(seed, task), tensors)
+
+    def keep_memory(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store what the method remembers for a seed."""
+        self._keep(_memory_file(seed), tensors)
+
+    def _keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        # A copy: the run goes on changing its weights, and views would keep all seeds alive.
+        own = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
+        if self.path is None:
+            self._tensors[name] = own
+        else:
+            self._write_tensors(name, own)
+
+    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        if self.path is None:
+            raise TraceError("the trace has no folder yet")
+        write_atomically(self.path / name, lambda file: save_file(dict(tensors), file))
+
+    def _read(self, name: str) -> dict[str, Tensor]:
+        if name in self._tensors:
+            return dict(self._tensors[name])
+        file = None if self.path is None else self.path / name
+        if file is None or not file.is_file():
+            raise TraceError(f"the trace has no {name}; it keeps what the run was told to keep")
+        try:
+            return dict(load_file(file))
+        except (OSError, SafetensorError) as error:
+            raise TraceError(f"{file} cannot be read: {error}") from error
+
+
+def _weights_file(seed: int, task: int) -> str:
+    return f"seed-{seed}/task-{task + 1:02d}.safetensors"
+
+
+def _memory_file(seed: int) -> str:
+    return f"seed-{seed}/memory.safetensors"
+
+
+def is_trace(folder: Path) -> bool:
+    """Whether a folder holds a trace."""
+    return (folder / _FILE).is_file()
+
+
+def make_room(folder: Path, *, overwrite: bool) -> None:
+    """Make a folder ready for a trace: one that it holds is removed if asked, and nothing else."""
+    remove_unfinished(folder)
+    if not is_trace(folder):
+        return
+    if not overwrite:
+        raise TraceError(f"{folder} holds a trace already; choose another folder or overwrite it")
+    (folder / _FILE).unlink(missing_ok=True)
+    for file in (f for pattern in _TENSOR_FILES for f in folder.glob(pattern)):
+        file.unlink()
+        if not any(file.parent.iterdir()):
+            file.parent.rmdir()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed has left half written."""
+    for pattern in (f".{_FILE}.*", "seed-*/.*"):
+        for file in folder.glob(pattern):
+            file.unlink(missing_ok=True)
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read the trace of a run from its folder."""
+    folder = Path(path)
+    file = folder / _FILE
+    if not file.is_file():
+        raise TraceError(f"{folder} holds no trace: there is no {_FILE} in it")
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        if record["format"] != FORMAT:
+            raise TraceError(f"{file} has format {record['format']!r}; this version reads {FORMAT}")
+        seeds, tasks = tuple(map(int, record["seeds"])), tuple(map(str, record["tasks"]))
+        accuracy = np.array(record["accuracy"], dtype=float)  # null becomes NaN
+        if accuracy.shape != (len(seeds), len(tasks), len(tasks)):
+            raise TraceError(f"{file} has an accuracy matrix of shape {accuracy.shape}")
+        return Trace(
+            scenario=str(record["scenario"]),
+            method=str(record["method"]),
+            seeds=seeds,
+            tasks=tasks,
+            accuracy=accuracy,
+            config=dict(record["config"]),
+            versions=dict(record["versions"]),
+            timings=dict(record["timings"]),
+            status=record["status"],
+            path=folder,
+        )
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{file} cannot be read: {error}") from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{file} is not a trace: {type(error).__name__} {error}") from error
+
+
+def merged_seeds(parts: Sequence[Trace]) -> Trace:
+    """One trace in memory from several of the same run with different seeds."""
+    if len(parts) == 1:
+        return parts[0]
+    names = sorted({name for part in parts for name in part.timings})
+    unfinished = [part.status for part in parts if part.status != "complete"]
+    return replace(
+        parts[0],
+        seeds=tuple(seed for part in parts for seed in part.seeds),
+        accuracy=np.concatenate([part.accuracy for part in parts]),
+        timings={name: sum(part.timings.get(name, 0.0) for part in parts) for name in names},
+        status=unfinished[0] if unfinished else "complete",
+        path=None,
+        _tensors={},
+    )
+
+
+def _spread(values: NDArray[np.float64]) -> dict[str, Any]:
+    """Mean and (population) standard deviation over the seeds that have a value."""
+    known = [float(v) for v in values if math.isfinite(v)]
+    return {
+        "mean": float(np.mean(known)) if known else None,
+        "std": float(np.std(known)) if known else None,
+        "per_seed": nulls([float(v) for v in values]),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy or torch number as a Python one, anything else in words."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def nulls(value: Any) -> Any:
+    """None in the place of NaN and infinities, as JSON wants it."""
+    if isinstance(value, dict):
+        return {key: nulls(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [nulls(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""Train a network on a sequence of tasks with a method against forgetting."""

@@ -1,0 +1,1 @@
+"""Resume an interrupted run exactly where it stopped."""

@@ -1,0 +1,217 @@
+"""The guard as a callback of Lightning: attached, remembered, saved."""
+
+import copy
+import inspect
+from types import SimpleNamespace
+
+import lightning
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard, tangent_features
+from forgetless.guard.frameworks.keeper import GuardOptions
+from forgetless.guard.frameworks.lightning import GuardCallback
+from tests.guard.frameworks.common import leak, network, points, vector
+
+METHOD = PCAOGD(components=10, samples=48)
+SETTINGS = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, manual: bool = False, optimizers: int = 1) -> None:
+        super().__init__()
+        self.network = network()
+        self.automatic_optimization = not manual
+        self.optimizer_count = optimizers
+        self.fails = False
+
+    def forward(self, inputs):
+        return self.network(inputs)
+
+    def training_step(self, batch, batch_idx):
+        if self.fails:
+            raise RuntimeError("out of luck")
+        inputs, labels = batch
+        loss = nn.functional.cross_entropy(self(inputs), labels)
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def configure_optimizers(self):
+        made = [torch.optim.Adam(self.parameters(), lr=0.02) for _ in range(self.optimizer_count)]
+        return made if len(made) > 1 else made[0]
+
+
+def loader(shift: float) -> DataLoader:
+    return DataLoader(TensorDataset(*points(shift)), batch_size=8)
+
+
+def fit(module, shift, callback, ckpt_path=None, **settings) -> lightning.Trainer:
+    trainer = lightning.Trainer(
+        **{**SETTINGS, "max_epochs": 2, "callbacks": [callback], **settings}
+    )
+    trainer.fit(module, loader(shift), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("manual", "settings"),
+    [
+        (False, {}),
+        (True, {}),
+        (False, {"accumulate_grad_batches": 3}),
+        (False, {"gradient_clip_val": 0.1}),
+        (False, {"precision": "bf16-mixed"}),
+    ],
+    ids=["automatic", "manual", "accumulated", "clipped", "bf16"],
+)
+def test_no_step_touches_what_was_learned(manual, settings):
+    module, callback = Classifier(manual), GuardCallback(METHOD)
+    fit(module, 0, callback, **settings)
+    guard = callback.guard
+    directions = guard.state_dict()["memory.directions"]
+    assert guard.tasks == 1
+    assert len(directions) == 10
+    before = vector(module, guard.names)
+    fit(module, 2, callback, **settings)
+    assert callback.guard is guard
+    assert guard.tasks == 2
+    assert leak(guard, before, vector(module, guard.names), directions) < 1e-5
+
+
+def test_equals_a_loop_written_by_hand():
+    module, callback = Classifier(), GuardCallback(METHOD)
+    by_hand = copy.deepcopy(module.network)
+    guard = None
+    for shift in (0, 2):
+        fit(module, shift, callback)
+        optimizer = torch.optim.Adam(by_hand.parameters(), lr=0.02)
+        if guard is None:
+            guard = Guard(by_hand, optimizer, METHOD)
+        guard.attach(optimizer)
+        for _ in range(2):
+            for inputs, labels in loader(shift):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(by_hand(inputs), labels).backward()
+                optimizer.step()
+        guard.end_task(loader(shift))
+    for there, here in zip(module.network.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(there, here)
+
+
+@pytest.mark.parametrize("method", [METHOD, AGEM(memory=20)], ids=lambda m: m.name)
+def test_checkpoints_hold_what_is_remembered(tmp_path, method):
+    module, callback = Classifier(), GuardCallback(method)
+    fit(module, 0, callback).save_checkpoint(tmp_path / "one.ckpt")
+    remembered = callback.guard.state_dict()
+    before = vector(module, callback.guard.names)
+
+    # Lightning counts the epochs of the checkpoint: two were made, one more is asked for.
+    resumed, fresh = Classifier(), GuardCallback(method, end_task=False)
+    fit(resumed, 2, fresh, ckpt_path=tmp_path / "one.ckpt", max_epochs=3)
+    assert fresh.guard.tasks == 1
+    loaded = fresh.guard.state_dict()
+    assert loaded.keys() == remembered.keys()
+    for name in loaded.keys() - {"generators"}:  # A-GEM draws batches with them
+        torch.testing.assert_close(loaded[name], remembered[name], rtol=0, atol=0)
+    if method is METHOD:
+        assert leak(fresh.guard, before, vector(resumed, fresh.guard.names)) < 1e-5
+
+
+def test_another_module_of_the_same_shape_goes_on():
+    callback = GuardCallback(METHOD)
+    fit(Classifier(), 0, callback)
+    other = Classifier()
+    before = vector(other, callback.guard.names)
+    directions = callback.guard.state_dict()["memory.directions"]
+    fit(other, 2, callback)
+    assert callback.guard.tasks == 2
+    assert leak(callback.guard, before, vector(other, callback.guard.names), directions) < 1e-5
+
+
+def test_a_failure_is_not_remembered():
+    module, callback = Classifier(), GuardCallback(METHOD)
+    module.fails = True
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(module, 0, callback)
+    assert callback.guard.tasks == 0
+
+
+def test_a_trial_run_is_not_remembered():
+    callback = GuardCallback(METHOD)
+    fit(Classifier(), 0, callback, fast_dev_run=True)
+    assert callback.guard.tasks == 0
+
+
+def test_the_user_may_end_tasks():
+    callback = GuardCallback(OGD(samples=5), end_task=False)
+    fit(Classifier(), 0, callback)
+    assert callback.guard.tasks == 0
+    callback.end_task(loader(0))
+    assert callback.guard.memory_report().directions == 5
+
+
+def test_several_optimizers_are_refused():
+    module = Classifier(manual=True, optimizers=2)
+    with pytest.raises(ConfigError, match="made 2"):
+        fit(module, 0, GuardCallback(METHOD))
+
+
+def test_several_processes_would_remember_different_samples():
+    trainer = SimpleNamespace(optimizers=[None], world_size=2)
+    with pytest.raises(ConfigError, match="end_task=False"):
+        GuardCallback(METHOD).on_train_start(trainer, Classifier())
+
+
+def test_mistakes_are_found_before_training():
+    with pytest.raises(TypeError, match="componets"):
+        GuardCallback(METHOD, componets=3)
+    with pytest.raises(ConfigError, match="no guard yet"):
+        GuardCallback(METHOD).guard  # noqa: B018
+
+
+def test_options_are_those_of_the_guard():
+    parameters = inspect.signature(Guard.__init__).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert GuardOptions.__annotations__.keys() == keywords
+
+
+class Standardising(Classifier):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return (batch[0] - 100) / 10, batch[1]
+
+
+class Data(lightning.LightningDataModule):
+    def train_dataloader(self):
+        inputs, labels = points(0.0)
+        return DataLoader(TensorDataset(10 * inputs + 100, labels), batch_size=8)
+
+
+class StandardisingData(Data):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return (batch[0] - 100) / 10, batch[1]
+
+
+@pytest.mark.parametrize("of_data", [False, True], ids=["module", "data module"])
+def test_what_is_remembered_has_gone_through_the_hooks(of_data):
+    """The directions are those of the inputs that the network was trained on."""
+    callback, made = GuardCallback(OGD(samples=48)), Classifier() if of_data else Standardising()
+    given = StandardisingData() if of_data else Data().train_dataloader()
+    settings = {**SETTINGS, "max_epochs": 1, "callbacks": [callback]}
+    lightning.Trainer(**settings).fit(made, given)
+    phi = tangent_features(made.network, *points(0.0)).dense()
+    directions = callback.guard.state_dict()["memory.directions"]
+    outside = phi - phi @ directions.T @ directions
+    assert float(outside.norm() / phi.norm()) < 1e-4

@@ -1,0 +1,118 @@
+"""Settings: defaults, presets, protocols, and how they override each other."""
+
+import dataclasses
+
+import pytest
+
+from forgetless import ConfigError
+from forgetless.launch.config import (
+    PRESETS,
+    RELEASED,
+    Config,
+    describe_default,
+    refuse_unused,
+    resolve,
+    unused_settings,
+)
+
+
+def test_the_papers_settings_are_the_presets():
+    rotated = resolve("rotated-mnist", "pca-ogd")
+    assert (rotated.tasks, rotated.step_degrees, rotated.train_per_class) == (15, 5.0, 1000)
+    assert (rotated.epochs, rotated.batch_size, rotated.lr) == (10, 32, 1e-3)
+    assert (rotated.memory, rotated.samples, rotated.agem_batch) == (100, 3000, 256)
+    assert (rotated.model, rotated.hidden) == ("mlp", 100)
+    split = resolve("split-mnist", "sgd")
+    assert (split.tasks, split.classes_per_task, split.epochs) == (5, 2, 5)
+    cifar = resolve("split-cifar100", "ewc")
+    assert (cifar.tasks, cifar.classes_per_task, cifar.epochs, cifar.train_per_class) == (
+        20,
+        5,
+        50,
+        0,
+    )
+    assert (cifar.model, cifar.hidden, cifar.samples, cifar.ewc_strength) == (
+        "lenet",
+        200,
+        2500,
+        25,
+    )
+
+
+def test_the_released_protocol_is_a_bundle_of_named_options():
+    config = resolve("split-cifar100", "sgd", protocol="released")
+    assert config.centred
+    assert (config.ewc_fisher, config.agem_heads) == ("released", "released")
+    assert (config.freeze, config.eval_mode_after) == ("convolutions", 1000)
+    corrected = resolve("split-cifar100", "sgd")
+    assert not corrected.centred
+    assert (corrected.ewc_fisher, corrected.agem_heads, corrected.freeze) == ("mean", "own", "")
+
+
+def test_what_is_given_wins():
+    config = resolve(
+        "rotated-mnist", "sgd", protocol="released", epochs=2, centred=False, tasks=None
+    )
+    assert config.epochs == 2
+    assert not config.centred
+    assert config.tasks == 15
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("5", (0, 1, 2, 3, 4)), ("1", (0,)), ("3,7", (3, 7)), ("4,", (4,)), (" 2 , 0 ", (2, 0))],
+)
+def test_seeds_are_a_count_or_a_list(text, seeds):
+    assert resolve("rotated-digits", "sgd", seeds=text).seed_list() == seeds
+
+
+@pytest.mark.parametrize("text", ["0", "", "x", "1,1", "-1", "1.5", "1;2", "²", "99999999999,1"])
+def test_other_seeds_are_refused(text):
+    with pytest.raises(ConfigError, match="--seeds must be"):
+        resolve("rotated-digits", "sgd", seeds=text).seed_list()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rotated-dogs", "sgd", {}), "unknown scenario 'rotated-dogs'; there are rotated-digits"),
+        (("rotated-digits", "adam", {}), "unknown method 'adam'; there are sgd"),
+        (("rotated-digits", "sgd", {"speed": 1}), "unknown setting 'speed'"),
+        (
+            ("rotated-digits", "sgd", {"protocol": "mine"}),
+            "--protocol must be corrected or released",
+        ),
+        (("rotated-digits", "sgd", {"ewc_fisher": "x"}), "--ewc-fisher must be mean or released"),
+        (("rotated-digits", "sgd", {"hidden": 2.5}), "--hidden must be a whole number"),
+        (("rotated-digits", "ogd", {"memory": 2.5}), "--memory must be a whole number"),
+        (("rotated-digits", "ewc", {"ewc_strength": -1.0}), "--ewc-strength must be a finite"),
+    ],
+)
+def test_unknown_names_are_refused(arguments, message):
+    scenario, method, given = arguments
+    with pytest.raises(ConfigError, match=message):
+        resolve(scenario, method, **given)
+
+
+def test_every_setting_has_help_and_presets_only_name_settings():
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    for name, field in fields.items():
+        if name not in ("scenario", "method"):
+            assert field.metadata["help"].endswith("."), name
+    for _, preset in PRESETS + RELEASED:
+        assert set(preset) <= set(fields)
+
+
+def test_defaults_are_described_with_their_exceptions():
+    assert describe_default("epochs") == "10, 5 for split-*mnist, 50 for *-cifar100"
+    assert describe_default("centred") == "no, yes with --protocol released"
+    assert describe_default("variance") == "none"
+
+
+def test_a_setting_that_one_of_several_methods_uses_is_not_refused():
+    given = {"memory": "5", "variance": None, "storage": "factored"}
+    methods = {name: resolve("rotated-digits", name, **given) for name in ("sgd", "gem", "ogd")}
+    refuse_unused(list(methods.values()), given)
+    with pytest.raises(ConfigError, match="sgd, gem have no use for --storage"):
+        refuse_unused([methods["sgd"], methods["gem"]], given)
+    assert unused_settings({"method": {"memory": 5}, "training": {}}) == set()
