@@ -11,7 +11,7 @@ ROOT = Path(forgetless.__file__).parent
 # Room → the rooms it imports, all of them above it in this table. A folder is one room.
 ROOMS = {
     "support": "",
-    "linalg": "support",
+    "linalg": "",
     "tangent": "support linalg",
     "subspace": "support linalg tangent",
     "methods": "support linalg tangent subspace",

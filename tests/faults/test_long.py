@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from forgetless import OGD, PCAOGD, SGD, Training, fit
-from forgetless.methods.footprint import Footprint
 from forgetless.subspace import STORAGES
+from forgetless.subspace.footprint import Footprint
 from forgetless.training.learner import Learner
 from forgetless.training.loop import few_features
 from tests.conftest import blobs
@@ -38,7 +38,7 @@ def test_directions_stay_orthonormal_and_as_large_as_foretold(method, storage, m
     if storage == "dense":
         rows = memory["directions"].double()
         assert (rows @ rows.T - torch.eye(len(rows))).abs().max() <= 1e-4
-    needs = Footprint.of(states[-1][1], method, tasks=TASKS)
+    needs = Footprint.of(states[-1][1], method.demand(), tasks=TASKS)
     assert states[-1][0] <= needs.bytes(STORAGES[storage])
     if storage == "dense":  # as many directions as were asked for, so not less either
         assert states[-1][0] == needs.bytes(STORAGES[storage])

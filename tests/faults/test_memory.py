@@ -11,8 +11,8 @@ from torch import nn
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Training, fit
 from forgetless.cli import main
 from forgetless.launch.config import resolve
-from forgetless.methods.footprint import Footprint, budget_of, fitting_storage
 from forgetless.subspace import DENSE, FACTORED, STORAGES
+from forgetless.subspace.footprint import Footprint, budget_of, fitting_storage
 from forgetless.support.errors import MemoryShortageError
 from forgetless.training.learner import Learner
 from forgetless.training.loop import few_features
@@ -27,7 +27,7 @@ def network() -> nn.Module:
 
 
 def needs(method, **counts) -> Footprint:
-    return Footprint(method, size=100_000, itemsize=4, factored=700.0, **counts)
+    return Footprint(method.demand(), size=100_000, itemsize=4, factored=700.0, **counts)
 
 
 def test_what_is_foretold_is_what_is_kept(monkeypatch):
@@ -54,7 +54,7 @@ def _footprint(method) -> Footprint:
     tasks = blobs(tasks=3)
     learner = make_learner(tasks, method, network, (0,), Training(), None, CPU)
     split = tasks.task(0, [0]).train
-    return Footprint.of(few_features(learner, split), method, tasks=3, samples=len(split))
+    return Footprint.of(few_features(learner, split), method.demand(len(split)), tasks=3)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_guard_chooses_by_the_same_estimate():
 
     for method in (OGD(5), PCAOGD(3, 500)):
         phi = _phi()
-        found = Footprint.of(phi, method)
+        found = Footprint.of(phi, method.demand())
         smaller = FACTORED if found.bytes(FACTORED) < found.bytes(DENSE) else DENSE
         assert chosen_storage(phi, method) == smaller
 

@@ -9,8 +9,9 @@ import torch
 
 from forgetless.guard.state import Snapshot
 from forgetless.methods import Method, State
-from forgetless.methods.footprint import Footprint
+from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import DENSE, FACTORED, DenseSubspace, FactoredSubspace, Storage, Subspace
+from forgetless.subspace.footprint import Footprint
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, NoSamplesError
 from forgetless.support.sizes import in_words
@@ -19,7 +20,9 @@ from forgetless.tangent import TangentFeatures
 
 def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
     """Factored samples where they take less than rows, by the features of a few samples."""
-    needs = Footprint.of(phi, method)
+    if not isinstance(method, Orthogonal):
+        return DENSE
+    needs = Footprint.of(phi, method.demand())
     return FACTORED if needs.bytes(FACTORED) < needs.bytes(DENSE) else DENSE
 
 

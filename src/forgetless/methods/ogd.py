@@ -8,6 +8,7 @@ from torch import Tensor
 from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Subspace
+from forgetless.subspace.footprint import Demand
 from forgetless.support.validation import whole
 
 
@@ -32,3 +33,8 @@ class OGD(Orthogonal):
         """Add the features of some samples of the task."""
         features = task.features(task.draw(self.samples))
         return state.add_samples(features)
+
+    def demand(self, available: int | None = None) -> Demand:
+        """One direction for each sample."""
+        count = self.samples if available is None else min(self.samples, available)
+        return Demand(count, count, combined=False)

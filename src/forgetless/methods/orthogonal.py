@@ -1,12 +1,13 @@
 """What OGD and PCA-OGD have in common: directions that no step may have a part of."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from forgetless.methods.base import LoadSamples, LossGrad, Method
 from forgetless.subspace import DENSE, Storage, Subspace, empty_subspace, restored_subspace
+from forgetless.subspace.footprint import Demand
 
 
 class Orthogonal(Method[Subspace], ABC):
@@ -29,3 +30,11 @@ class Orthogonal(Method[Subspace], ABC):
     def update(self, g: Tensor, state: Subspace, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project out the remembered directions."""
         return state.project_out(g)
+
+    @abstractmethod
+    def demand(self, available: int | None = None) -> Demand:
+        """The directions stored for each task.
+
+        Arguments:
+            available: training samples of a task; None if unknown.
+        """

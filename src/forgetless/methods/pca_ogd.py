@@ -8,6 +8,7 @@ from torch import Tensor
 from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Subspace
+from forgetless.subspace.footprint import Demand
 from forgetless.support.errors import require
 from forgetless.support.validation import SHARE, whole
 
@@ -42,3 +43,10 @@ class PCAOGD(Orthogonal):
         """Add the principal directions of the task's features."""
         features = task.features(task.draw(self.samples))
         return state.add_principal(features, self.components, centred=self.centred)
+
+    def demand(self, available: int | None = None) -> Demand:
+        """The principal directions; for a share of variance, up to one for each sample."""
+        samples = self.samples if available is None else min(self.samples, available)
+        by_share = not isinstance(self.components, int)
+        directions = samples if by_share else min(int(self.components), samples)
+        return Demand(samples, directions, combined=True)

@@ -14,8 +14,8 @@ import torch
 
 from forgetless.data import Scenario
 from forgetless.methods import Method
-from forgetless.methods.footprint import is_shortage
 from forgetless.subspace import Storage
+from forgetless.subspace.footprint import is_shortage
 from forgetless.support import signals
 from forgetless.support.errors import ConfigError, TraceError, require
 from forgetless.support.provenance import versions

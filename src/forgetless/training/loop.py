@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from forgetless.data import Scenario, Split, Task
-from forgetless.methods.footprint import Footprint, budget_of, fitting_storage, shortage
-from forgetless.subspace import Storage, Subspace
+from forgetless.methods.orthogonal import Orthogonal
+from forgetless.subspace import Storage
+from forgetless.subspace.footprint import Footprint, budget_of, fitting_storage, shortage
 from forgetless.support import signals
 from forgetless.support.errors import ConfigError, MemoryShortageError
 from forgetless.support.sizes import AUTO, parsed_bytes
@@ -89,15 +90,12 @@ class Course:
 
     def _footprint(self, learner: Learner) -> Footprint | None:
         """What the method's directions take at the end, None if it keeps none."""
-        if not isinstance(learner.state, Subspace):
+        if not isinstance(learner.method, Orthogonal):
             return None
         train = self.scenario.task(0, learner.seeds).train
-        counts = {
-            "tasks": self.scenario.n_tasks,
-            "seeds": len(learner.seeds),
-            "samples": len(train),
-        }
-        return Footprint.of(few_features(learner, train), learner.method, **counts)
+        demand = learner.method.demand(len(train))
+        counts = {"tasks": self.scenario.n_tasks, "seeds": len(learner.seeds)}
+        return Footprint.of(few_features(learner, train), demand, **counts)
 
 
 def few_features(learner: Learner, split: Split) -> TangentFeatures:

@@ -4,12 +4,11 @@ import os
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 
-from forgetless.methods import OGD, PCAOGD, Method
-from forgetless.subspace import STORAGES, Storage
+from forgetless.subspace.storage import STORAGES, Storage
 from forgetless.support.errors import MemoryShortageError
 from forgetless.support.sizes import in_words
 from forgetless.tangent import TangentFeatures, held, held_bytes
@@ -23,45 +22,52 @@ _TRIED = ("dense", "factored", "bfloat16", "cpu")
 
 @final
 @dataclass(frozen=True)
+class Demand:
+    """Directions that a method asks to store for each task.
+
+    Arguments:
+        samples: samples whose features are computed.
+        directions: stored directions, at most.
+        combined: whether a direction is a weighted sum of all samples' features, so that fewer
+            directions need as many samples.
+    """
+
+    samples: int
+    directions: int
+    combined: bool
+
+
+@final
+@dataclass(frozen=True)
 class Footprint:
     """What the directions of a run take at its end.
 
     Arguments:
-        method: the method.
+        demand: the directions that the method asks for.
         size: p, the numbers of a direction.
         itemsize: bytes of one of them.
         factored: bytes of a sample as factors.
         tasks: how many tasks are learned.
         seeds: how many are in memory at once.
-        samples: training samples of a task, if they are fewer than a method looks at.
     """
 
-    method: Method[Any]
+    demand: Demand
     size: int
     itemsize: int
     factored: float
     tasks: int = 1
     seeds: int = 1
-    samples: int | None = None
 
     @classmethod
-    def of(cls, phi: TangentFeatures, method: Method[Any], **counts: int) -> "Footprint":
+    def of(cls, phi: TangentFeatures, demand: Demand, **counts: int) -> "Footprint":
         """By the features of a few samples."""
         one = held_bytes(held(phi)) / len(phi)
-        return cls(method, phi.shape[1], phi.like.element_size(), one, **counts)
-
-    @property
-    def _looked_at(self) -> int:
-        """Samples of a task whose features are kept if they are kept as factors."""
-        wanted = self.method.samples if isinstance(self.method, OGD | PCAOGD) else 1
-        return wanted if self.samples is None else min(wanted, self.samples)
+        return cls(demand, phi.shape[1], phi.like.element_size(), one, **counts)
 
     @property
     def directions(self) -> int:
         """Of all tasks together, at most."""
-        wanted = self.method.components if isinstance(self.method, PCAOGD) else self._looked_at
-        of_task = min(wanted, self._looked_at) if isinstance(wanted, int) else self._looked_at
-        return self.tasks * of_task
+        return self.tasks * self.demand.directions
 
     def bytes(self, storage: Storage) -> int:
         """What they take in that storage, all seeds together."""
@@ -69,9 +75,9 @@ class Footprint:
         count = count if storage.max_rank is None else min(count, storage.max_rank)
         one, square = self._growth(storage)
         needed = count * one + square * count**2
-        if storage.kind == "factored" and isinstance(self.method, PCAOGD):
+        if storage.kind == "factored" and self.demand.combined:
             # A principal direction is a sum of samples, with a weight in float64 for each.
-            samples = self.tasks * self._looked_at
+            samples = self.tasks * self.demand.samples
             needed = samples * one + square * count**2 + 8 * count * samples
         return int(self.seeds * needed)
 
@@ -104,7 +110,7 @@ def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> St
         if fits:
             return storage
     # Fewer principal directions are sums of as many samples, so factors would not become smaller.
-    smallest = ("bfloat16",) if isinstance(needs.method, PCAOGD) else ("factored", "bfloat16")
+    smallest = ("bfloat16",) if needs.demand.combined else ("factored", "bfloat16")
     best = max((STORAGES[name] for name in smallest), key=lambda way: needs.most(way, budget))
     most = needs.most(best, budget)
     if most < 1:
