@@ -28,7 +28,6 @@ from forgetless import average_accuracy, fit, forgetting
 from forgetless.data import build_scenario
 from forgetless.launch.config import resolve
 from forgetless.linalg import project_out
-from forgetless.methods import build_method
 from forgetless.subspace import DenseSubspace
 from forgetless.subspace.kernels.rows import aligned
 from forgetless.subspace.kernels.sweep import project_out_rows
@@ -125,7 +124,7 @@ def step(data: Path | None) -> dict[str, Any]:
         tasks = build_scenario("rotated-mnist", config, data)
         model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
         device = torch.device("cuda")
-        made = build_method(method, config)
+        made = config.build_method()
         train = tasks.task(0, range(SEEDS)).train.to(device, torch.float32)
         steps = -(-len(train) // config.batch_size)
         for records in (True, False):
@@ -158,7 +157,7 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
         storage = "bfloat16" if "bfloat16" in name else "dense"
         config = resolve(scenario, method, protocol="released", seeds=str(SEEDS), storage=storage)
         tasks = build_scenario(scenario, config, data)
-        made = build_method(method, config)
+        made = config.build_method()
         model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
         trace = fit(tasks, made, model, seeds=SEEDS, training=config, keep="nothing")
         seconds = time.perf_counter() - started

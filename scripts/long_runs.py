@@ -24,7 +24,7 @@ from scipy.stats import theilslopes
 
 from forgetless import Progress, Training, fit, scenario
 from forgetless.launch.config import resolve
-from forgetless.methods import METHODS, build_method
+from forgetless.methods import METHODS
 from forgetless.trace import Trace
 from forgetless.training.models import ModelOptions, build_model
 
@@ -96,7 +96,7 @@ def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
         "rotated-digits", tasks=tasks, train_per_class=SAMPLES_OF_CLASS, step_degrees=360 / tasks
     )
     config = resolve("rotated-digits", name, **OPTIONS)
-    method = build_method(name, config)
+    method = config.build_method()
     watch, started = Watch(), time.perf_counter()
 
     def model() -> torch.nn.Module:

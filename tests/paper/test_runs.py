@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from forgetless.methods import build_method
 from forgetless.paper.artefact import Artefact, all_or_nothing
 from forgetless.paper.artefacts import (
     kernel_change,
@@ -134,7 +133,7 @@ def test_a_replay_remembers_what_the_run_remembered(tiny, workshop, method):
     scenario = workshop.scenario(run.config)
     trace = fit(
         scenario,
-        build_method(method, run.config),
+        run.config.build_method(),
         lambda: build_model(run.config, scenario.input_shape, scenario.n_outputs),
         seeds=run.config.seed_list(),
         training=run.config,

@@ -83,7 +83,7 @@ def forecast_command(
             target_classes=tasks.classes(target - 1),
             components=[int(c) for c in counts],
             remember=samples_of(known.train),
-            samples=config.samples,
+            samples=resolve(config.scenario, "pca-ogd").options["samples"],
             exclude=out_of_reach(config, tasks, model),
             quick=quick,
             seed=number,

@@ -46,7 +46,7 @@ def list_command() -> None:
     console = Console()
     groups = {
         "scenarios": SCENARIOS,
-        "methods": {name: what for name, (what, _) in METHODS.items()},
+        "methods": {name: method.summary for name, method in METHODS.items()},
         "models": {name: what for name, (what, _) in MODELS.items()},
     }
     for title, entries in groups.items():

@@ -45,7 +45,6 @@ from forgetless.launch.engines import (
     train,
 )
 from forgetless.launch.runs import COMPARISON, check_names, output_folder, standing
-from forgetless.methods import build_method
 from forgetless.report import comparison_table, task_table
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.errors import ForgetlessError, require
@@ -179,7 +178,7 @@ def _check(config: Config, keep: str, every: float, log: str) -> None:
     require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
     logger_names(log)
     config.seed_list()
-    build_method(config.method, config)
+    config.build_method()
 
 
 def _order(

@@ -12,7 +12,7 @@ from forgetless.data.sources import SOURCES, ImageSet, shared_source
 from forgetless.data.tasks import Scenario, Split, Task
 from forgetless.data.transforms import normalize, pad, rotate
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import check_numbers, flag, option
+from forgetless.support.options import check_options, flag, option
 from forgetless.support.streams import stream
 from forgetless.support.validation import FINITE, whole
 
@@ -175,7 +175,7 @@ def build_scenario(
     """
     if name not in SCENARIOS:
         raise ConfigError(f"unknown scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    check_numbers(ScenarioOptions, vars(options), flag)
+    check_options(ScenarioOptions, vars(options), flag)
     family, source = name.split("-", 1)
     images = shared_source(source, data, download=download)
     return FAMILIES[family][1](name, images, LOOKS[source], options)

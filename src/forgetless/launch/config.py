@@ -1,14 +1,14 @@
 """The configuration of a run: every setting, its default, and the presets of the benchmarks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from fnmatch import fnmatch
 from typing import Any, final
 
 from forgetless.data import SCENARIOS, ScenarioOptions, unused_by_scenario
-from forgetless.methods import METHODS, MethodOptions, unused_by_method
+from forgetless.methods import METHODS, Method, build_method, method_class, method_options
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import check_numbers, flag, option
+from forgetless.support.options import check_option, flag, option
 from forgetless.training.models import ModelOptions
 from forgetless.training.settings import Training
 
@@ -18,8 +18,12 @@ PROTOCOLS = ("corrected", "released")
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodOptions, Training, ModelOptions, ScenarioOptions):
-    """Everything that decides the result of a run."""
+class Config(Training, ModelOptions, ScenarioOptions):
+    """Everything that decides the result of a run.
+
+    Attributes:
+        options: the method's own settings by name, as `method_options` lists them.
+    """
 
     scenario: str
     method: str
@@ -30,6 +34,7 @@ class Config(MethodOptions, Training, ModelOptions, ScenarioOptions):
         "The methods as they should be, or with all departures of the paper's released code.",
         choices=PROTOCOLS,
     )
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def seed_list(self) -> tuple[int, ...]:
         """The seeds as numbers."""
@@ -45,9 +50,19 @@ class Config(MethodOptions, Training, ModelOptions, ScenarioOptions):
         require(valid, "--seeds", text, accepted)
         return seeds
 
+    def build_method(self) -> Method[Any]:
+        """The method with its options."""
+        return build_method(self.method, self.options)
+
     def as_dict(self) -> dict[str, Any]:
-        """All settings, for a trace."""
-        return asdict(self)
+        """All settings in one flat dictionary, as a trace stores them."""
+        settings = asdict(self)
+        settings |= settings.pop("options")
+        return settings
+
+    def with_options(self, **options: Any) -> "Config":
+        """The same configuration with other settings of the method."""
+        return replace(self, options={**self.options, **options})
 
 
 # What differs from the defaults, for the scenarios that a pattern fits; later ones win.
@@ -72,53 +87,67 @@ RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+def setting_fields() -> dict[str, dict[str, Field[Any]]]:
+    """Setting → the fields that it sets, by the name of the method; "" for those of all runs."""
+    found = {f.name: {"": f} for f in fields(Config) if f.name != "options"}
+    for name in METHODS:
+        for setting, of in method_options(name).items():
+            found.setdefault(setting, {})[name] = of
+    return found
+
+
 def resolve(scenario: str, method: str, **given: Any) -> Config:
     """The configuration of a run: defaults, then the scenario's preset, then what was given.
 
     Arguments:
         scenario, method: names; `forgetless list` shows them.
-        given: settings by name; None means not given.
+        given: settings by name; None means not given. Those of other methods are ignored.
     """
     if scenario not in SCENARIOS:
         raise ConfigError(f"unknown scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
-    if method not in METHODS:
-        raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
-    known = {f.name: f for f in fields(Config)}
-    given = _with_budget(given)
+    method_class(method)
+    known = setting_fields()
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}; there are {', '.join(known)}")
-        choices = known[name].metadata.get("choices", ())
-        if choices:
-            require(value in choices, flag(name), value, " or ".join(choices))
-    check_numbers(Config, given, flag)
+        of = known[name].get("") or known[name].get(method)
+        if of is not None:
+            check_option(of, value, flag(name))
     tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
     settings: dict[str, Any] = {}
     for table in tables:
         for pattern, preset in table:
             if fnmatch(scenario, pattern):
                 settings |= preset
-    return replace(Config(scenario=scenario, method=method), **settings | given)
+    settings |= given
+    options = {s: settings.get(s, f.default) for s, f in method_options(method).items()}
+    common = {name: value for name, value in settings.items() if "" in known[name]}
+    return Config(scenario=scenario, method=method, options=options, **common)
 
 
 def unused_settings(settings: Mapping[str, Any]) -> set[str]:
-    """Those that the method and the scenario of a run have no use for.
+    """The settings that the method and the scenario of a run do not use.
 
     Arguments:
-        settings: all of them. A run that a script made does not name both, and may use any.
+        settings: all of them. Methods and scenarios of a script's own may use any.
     """
     method, scenario = settings.get("method"), settings.get("scenario")
     unused: set[str] = set()
     if isinstance(method, str) and method in METHODS:
-        unused |= unused_by_method(method, by_variance=settings.get("variance") is not None)
+        kind = METHODS[method]
+        of_methods = {name for name, of in setting_fields().items() if "" not in of}
+        unused |= of_methods - method_options(method).keys()
+        unused |= {old for new, old in kind.replaces.items() if settings.get(new) is not None}
+        unused |= set() if kind.keeps_directions else {"storage", "budget"}
+        unused |= set() if kind.protects else {"unprotected"}
     if isinstance(scenario, str) and scenario in SCENARIOS:
         unused |= unused_by_scenario(scenario)
     return unused
 
 
 def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
-    """Refuse a setting that was given and that none of the runs has a use for.
+    """Reject a setting that was given and that none of the runs uses.
 
     Arguments:
         configs: of runs on one scenario, made from what was given.
@@ -126,41 +155,28 @@ def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
     """
     scenario, methods = configs[0].scenario, [config.method for config in configs]
     idle = set.intersection(*(unused_settings(config.as_dict()) for config in configs))
-    for name, value in _with_budget(dict(given)).items():
+    for name, value in given.items():
         if value is None or name not in idle:
             continue
-        written = flag(name) if name in given else f"--memory {value}"  # a size of all
         if name in unused_by_scenario(scenario):
-            raise ConfigError(f"{scenario} has no use for {written}")
-        if name == "memory" and "variance" in given and "variance" not in idle:
-            written += " beside --variance"
-        verb = "has" if len(methods) == 1 else "have"
-        raise ConfigError(f"{', '.join(methods)} {verb} no use for {written}")
-
-
-def _with_budget(given: dict[str, Any]) -> dict[str, Any]:
-    """Where `memory` is a size or "auto", that is the budget, and the count is left as it is."""
-    memory = given.get("memory")
-    if not isinstance(memory, str):
-        return given
-    text = memory.strip()
-    if text.isascii() and text.isdigit() and len(text) < 10:
-        return given | {"memory": int(text)}
-    accepted = "how many are kept of each task, a size such as 4GB, or auto"
-    require(text[-1:].isalpha(), "--memory", memory, accepted)
-    return given | {"memory": None, "budget": text}
+            raise ConfigError(f"{scenario} does not use {flag(name)}")
+        instead = [new for m in methods for new, old in METHODS[m].replaces.items() if old == name]
+        given_too = [flag(new) for new in instead if given.get(new) is not None]
+        beside = f" beside {given_too[0]}" if given_too else ""
+        verb = "does" if len(methods) == 1 else "do"
+        raise ConfigError(f"{', '.join(methods)} {verb} not use {flag(name)}{beside}")
 
 
 def describe_default(name: str) -> str:
     """The default of a setting and the scenarios that have another one, for people."""
-    default = next(f.default for f in fields(Config) if f.name == name)
+    defaults = {_shown(of.default): None for of in setting_fields()[name].values()}
     others = [f"{_shown(preset[name])} for {p}" for p, preset in PRESETS if name in preset]
     protocol = [
         f"{_shown(preset[name])} with --protocol released" + ("" if p == "*" else f" for {p}")
         for p, preset in RELEASED
         if name in preset
     ]
-    return ", ".join([_shown(default), *others, *protocol])
+    return ", ".join([*defaults, *others, *protocol])
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,6 @@ import torch
 
 from forgetless.data import Scenario, build_scenario
 from forgetless.launch.config import Config, resolve
-from forgetless.methods import build_method
 from forgetless.support.errors import TraceError
 from forgetless.trace import Trace, is_trace, load_trace
 from forgetless.trace.checkpoint import CHECKPOINTS, LOCK, FolderLock, Store, is_locked
@@ -52,7 +51,7 @@ def run(
     tasks = build_scenario(config.scenario, config, data)
     return fit(
         tasks,
-        build_method(config.method, config),
+        config.build_method(),
         partial(build_model, config, tasks.input_shape, tasks.n_outputs),
         seeds=config.seed_list() if seeds is None else seeds,
         training=config,
@@ -73,7 +72,7 @@ def check_names(configs: Sequence[Config], data: Path | None) -> None:
         if config.freeze or config.unprotected:
             tasks = build_scenario(config.scenario, config, data)
             model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
-            method, first = build_method(config.method, config), config.seed_list()[:1]
+            method, first = config.build_method(), config.seed_list()[:1]
             make_learner(tasks, method, model, first, config, None, torch.device("cpu"))
 
 

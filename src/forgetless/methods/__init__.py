@@ -1,8 +1,8 @@
 """Continual-learning methods, one file each, behind one interface."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, final
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from typing import Any
 
 from forgetless.methods.agem import AGEM
 from forgetless.methods.base import (
@@ -20,12 +20,10 @@ from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
 from forgetless.methods.joint import Joint
 from forgetless.methods.ogd import OGD
-from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
 from forgetless.support.errors import ConfigError
-from forgetless.support.options import option
-from forgetless.support.validation import SHARE, real, whole
+from forgetless.support.options import setting_name
 
 __all__ = [
     "AGEM",
@@ -41,116 +39,55 @@ __all__ = [
     "LoadSamples",
     "LossGrad",
     "Method",
-    "MethodOptions",
     "Nothing",
     "SampleSet",
     "Samples",
     "State",
     "build_method",
-    "unused_by_method",
+    "method_class",
+    "method_label",
+    "method_options",
+    "method_settings",
 ]
 
-
-@dataclass(frozen=True, kw_only=True)
-class MethodOptions:
-    """The hyperparameters of all methods, as the command line names them."""
-
-    memory: int = option(
-        100,
-        "Directions or samples that a method keeps of each task; as SIZE or auto, what those of "
-        "all tasks may take (see --budget).",
-        accepted=whole(1),
-    )
-    samples: int = option(3000, "Gradients that PCA-OGD looks at in each task.", accepted=whole(1))
-    variance: float | None = option(
-        None,
-        "PCA-OGD keeps the directions that explain this share of variance, not --memory.",
-        accepted=SHARE,
-    )
-    centred: bool = option(False, "PCA-OGD takes the mean gradient out first.")
-    agem_batch: int = option(256, "Remembered samples in a step of A-GEM.", accepted=whole(1))
-    agem_heads: str = option(
-        "own",
-        "A-GEM sends a remembered sample through its own head, or as the paper's code did.",
-        choices=("own", "released"),
-    )
-    gem_margin: float = option(0.0, "Lower bound of the dual variables of GEM.", accepted=real(0))
-    joint_batch: int = option(
-        32, "Earlier tasks' samples in a step of joint training.", accepted=whole(1)
-    )
-    ewc_strength: float = option(10.0, "Weight of the penalty of EWC.", accepted=real(0))
-    ewc_fisher: str = option(
-        "mean",
-        "EWC's Fisher as the mean over samples, or their sum over 1,024 as in the paper's code.",
-        choices=("mean", "released"),
-    )
-
-
-# Settings of the training that are for methods which keep directions.
-_OF_DIRECTIONS = {"storage", "budget"}
-_Builder = Callable[[Any], Method[Any]]
-
-METHODS: dict[str, tuple[str, _Builder]] = {
-    SGD.name: ("plain SGD, the lower reference", lambda o: SGD()),
-    Joint.name: (
-        "training on all tasks so far, the upper reference",
-        lambda o: Joint(o.joint_batch),
-    ),
-    EWC.name: (
-        "elastic weight consolidation: a spring on every weight",
-        lambda o: EWC(o.ewc_strength, o.ewc_fisher),
-    ),
-    AGEM.name: (
-        "averaged GEM: no step against the memory's loss gradient",
-        lambda o: AGEM(o.memory, o.agem_batch, o.agem_heads),
-    ),
-    GEM.name: (
-        "gradient episodic memory: no step against any task's loss gradient",
-        lambda o: GEM(o.memory, o.gem_margin),
-    ),
-    GEMNT.name: (
-        "GEM without transfer: steps orthogonal to every task's loss gradient",
-        lambda o: GEMNT(o.memory),
-    ),
-    OGD.name: (
-        "orthogonal gradient descent: steps orthogonal to samples' features",
-        lambda o: OGD(o.memory),
-    ),
-    PCAOGD.name: (
-        "PCA-OGD: steps orthogonal to the principal directions of the features",
-        lambda o: PCAOGD(o.memory if o.variance is None else o.variance, o.samples, o.centred),
-    ),
+# From the plainest on: the order of tables and lists. A new method is one more line.
+METHODS: dict[str, type[Method[Any]]] = {
+    SGD.name: SGD,
+    Joint.name: Joint,
+    EWC.name: EWC,
+    AGEM.name: AGEM,
+    GEM.name: GEM,
+    GEMNT.name: GEMNT,
+    OGD.name: OGD,
+    PCAOGD.name: PCAOGD,
 }
 
 
-def build_method(name: str, options: MethodOptions) -> Method[Any]:
-    """The method of that name with its share of the options."""
+def method_class(name: str) -> type[Method[Any]]:
+    """The method of that name."""
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
-    return METHODS[name][1](options)
+    return METHODS[name]
 
 
-def unused_by_method(name: str, *, by_variance: bool = False) -> set[str]:
-    """The options that the method of that name has no use for, those of its directions too.
-
-    Arguments:
-        by_variance: a share of variance is given, which takes the place of a number of directions.
-    """
-    noting = _Noting(MethodOptions(variance=0.5 if by_variance else None))
-    method = METHODS[name][1](noting)
-    unused = {f.name for f in fields(MethodOptions)} - noting.seen
-    unused |= {"unprotected"} if isinstance(method, SGD) else set()  # it protects nothing
-    return unused if isinstance(method, Orthogonal) else unused | _OF_DIRECTIONS
+def method_label(name: str) -> str:
+    """The name of a method as people write it, such as PCA-OGD."""
+    return (METHODS[name].label if name in METHODS else "") or name
 
 
-@final
-class _Noting:
-    """Options that note which of them were looked at."""
+def method_options(name: str) -> dict[str, Field[Any]]:
+    """Setting → the field of the method that it sets."""
+    kind: Any = method_class(name)
+    return {setting_name(f): f for f in fields(kind)}
 
-    def __init__(self, options: MethodOptions) -> None:
-        self._options = options
-        self.seen: set[str] = set()
 
-    def __getattr__(self, name: str) -> Any:
-        self.seen.add(name)
-        return getattr(self._options, name)
+def build_method(name: str, settings: Mapping[str, Any]) -> Method[Any]:
+    """The method of that name with its share of the settings; others are ignored."""
+    chosen = {f.name: settings[s] for s, f in method_options(name).items() if s in settings}
+    return METHODS[name](**chosen)
+
+
+def method_settings(method: Method[Any]) -> dict[str, Any]:
+    """The settings from which `build_method` makes the same method."""
+    of: Any = method
+    return {setting_name(f): getattr(method, f.name) for f in fields(of)}

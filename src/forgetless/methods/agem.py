@@ -9,7 +9,7 @@ from torch import Tensor
 from forgetless.linalg import project_halfspace
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
 from forgetless.methods.rehearsal import Rehearsal
-from forgetless.support.errors import require
+from forgetless.support.options import option
 from forgetless.support.validation import whole
 
 
@@ -46,15 +46,20 @@ class AGEM(Rehearsal[Pool]):
     """
 
     name: ClassVar[str] = "a-gem"
+    label: ClassVar[str] = "A-GEM"
+    summary: ClassVar[str] = "averaged GEM: no step against the memory's loss gradient"
     kept = Pool
-    memory: int = 100
-    batch_size: int = 256
-    heads: Literal["own", "released"] = "own"
-
-    def __post_init__(self) -> None:
-        whole(1).check("A-GEM's memory", self.memory)
-        whole(1).check("A-GEM's batch_size", self.batch_size)
-        require(self.heads in ("own", "released"), "A-GEM's heads", self.heads, "own or released")
+    memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
+    batch_size: int = option(
+        256, "Stored samples in a step.", accepted=whole(1), setting="agem_batch"
+    )
+    heads: Literal["own", "released"] = option(
+        "own",
+        "Send a stored sample through its own head, or through the first one's as the paper's code "
+        "does.",
+        choices=("own", "released"),
+        setting="agem_heads",
+    )
 
     @property
     def reaches_heads(self) -> bool:
@@ -74,6 +79,11 @@ class AGEM(Rehearsal[Pool]):
         new = task.draw(self.memory)
         return Pool(new if state.samples is None else state.samples + new)
 
+    @property
+    def may_leave_unprotected(self) -> bool:
+        """The released code stops training everything out of reach after the first task."""
+        return self.heads == "own"
+
     def trains_heads(self, state: Pool) -> bool:
-        """Always, except as the released code did."""
+        """Always, except as the released code does."""
         return self.heads == "own" or state.samples is None

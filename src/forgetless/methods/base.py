@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forgetless.subspace import DENSE, Storage
 from forgetless.support.errors import ConfigError
+from forgetless.support.options import check_options
 from forgetless.tangent import TangentFeatures
 
 
@@ -142,10 +143,32 @@ S = TypeVar("S", bound=State)
 class Method(ABC, Generic[S]):
     """A way to learn the next task without losing the earlier ones.
 
-    Subclasses are frozen dataclasses whose fields are the hyperparameters.
+    Subclasses are frozen dataclasses whose fields are the hyperparameters. A field made by `option`
+    is checked when the method is made, and is an option of the command line.
+
+    Attributes:
+        name: in configurations and on the command line.
+        label: as people write it; by default the name.
+        summary: one line for `forgetless list`.
+        protects: whether it does anything against forgetting.
+        keeps_directions: whether its memory is a subspace, which has a storage and fits a budget.
+        keeps_all_data: whether its memory is all training data, which a trace need not repeat.
+        uses_loss_grad: whether `update` calls `loss_grad`.
+        replaces: setting → another setting that is not used where the first is given.
     """
 
     name: ClassVar[str]
+    label: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    protects: ClassVar[bool] = True
+    keeps_directions: ClassVar[bool] = False
+    keeps_all_data: ClassVar[bool] = False
+    uses_loss_grad: ClassVar[bool] = True
+    replaces: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        called = self.label or self.name
+        check_options(type(self), vars(self), lambda field: f"{called}'s {field}")
 
     @abstractmethod
     def init(self, theta: Tensor, storage: Storage = DENSE) -> S:
@@ -184,11 +207,6 @@ class Method(ABC, Generic[S]):
         return True
 
     @property
-    def remembers_everything(self) -> bool:
-        """Whether the memory is the whole training data, which a trace need not hold again."""
-        return False
-
-    @property
     def steadied_by(self) -> str:
         """What of the method, beside a smaller learning rate, may help where training diverges."""
         return ""
@@ -201,6 +219,11 @@ class Method(ABC, Generic[S]):
         Methods that follow the loss on remembered samples do, for it depends on their heads.
         """
         return False
+
+    @property
+    def may_leave_unprotected(self) -> bool:
+        """Whether some parameters can be trained out of the method's reach throughout a run."""
+        return True
 
     def trains_heads(self, state: S) -> bool:
         """Whether parameters outside of the method's reach (heads) follow their own gradient."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from forgetless.linalg import inner
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
 from forgetless.subspace import DENSE, Storage
-from forgetless.support.errors import require
+from forgetless.support.options import option
 from forgetless.support.validation import real
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
@@ -51,13 +51,19 @@ class EWC(Method[Elastic]):
     """
 
     name: ClassVar[str] = "ewc"
-    strength: float = 10.0
-    fisher: Literal["mean", "released"] = "mean"
-
-    def __post_init__(self) -> None:
-        real(0).check("EWC's strength", self.strength)
-        choices = ("mean", "released")
-        require(self.fisher in choices, "EWC's fisher", self.fisher, "'mean' or 'released'")
+    label: ClassVar[str] = "EWC"
+    summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
+    uses_loss_grad: ClassVar[bool] = False
+    strength: float = option(
+        10.0, "Weight of the penalty.", accepted=real(0), setting="ewc_strength"
+    )
+    fisher: Literal["mean", "released"] = option(
+        "mean",
+        "Fisher information as the mean over samples, or their sum over 1,024 as in the paper's "
+        "code.",
+        choices=("mean", "released"),
+        setting="ewc_fisher",
+    )
 
     @property
     def is_projection(self) -> bool:

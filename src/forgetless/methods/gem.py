@@ -8,6 +8,7 @@ from torch import Tensor
 from forgetless.linalg import project_cone
 from forgetless.methods.base import LossGrad
 from forgetless.methods.episodic import Episodic, KeepsSamples
+from forgetless.support.options import option
 from forgetless.support.validation import real, whole
 
 
@@ -22,12 +23,12 @@ class GEM(KeepsSamples):
     """
 
     name: ClassVar[str] = "gem"
-    memory: int = 100
-    margin: float = 0.0
-
-    def __post_init__(self) -> None:
-        whole(1).check("GEM's memory", self.memory)
-        real(0).check("GEM's margin", self.margin)
+    label: ClassVar[str] = "GEM"
+    summary: ClassVar[str] = "gradient episodic memory: no step against any task's loss gradient"
+    memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
+    margin: float = option(
+        0.0, "Lower bound of the dual variables.", accepted=real(0), setting="gem_margin"
+    )
 
     @property
     def is_projection(self) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from forgetless.linalg import project_out_span
 from forgetless.methods.base import LossGrad
 from forgetless.methods.episodic import Episodic, KeepsSamples
+from forgetless.support.options import option
 from forgetless.support.validation import whole
 
 
@@ -25,10 +26,9 @@ class GEMNT(KeepsSamples):
     """
 
     name: ClassVar[str] = "gem-nt"
-    memory: int = 100
-
-    def __post_init__(self) -> None:
-        whole(1).check("GEM-NT's memory", self.memory)
+    label: ClassVar[str] = "GEM-NT"
+    summary: ClassVar[str] = "GEM without transfer: steps orthogonal to every task's loss gradient"
+    memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
 
     def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Project out the span of the tasks' mean loss gradients."""

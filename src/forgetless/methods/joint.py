@@ -10,6 +10,7 @@ from torch import Tensor
 from forgetless.linalg import add_scaled
 from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
 from forgetless.methods.rehearsal import Rehearsal, part
+from forgetless.support.options import option
 from forgetless.support.validation import whole
 
 
@@ -46,21 +47,18 @@ class Joint(Rehearsal[Everything]):
     """
 
     name: ClassVar[str] = "joint"
+    label: ClassVar[str] = "joint"
+    summary: ClassVar[str] = "training on all tasks so far, the upper reference"
+    keeps_all_data: ClassVar[bool] = True
     kept = Everything
-    batch_size: int = 32
-
-    def __post_init__(self) -> None:
-        whole(1).check("joint's batch_size", self.batch_size)
+    batch_size: int = option(
+        32, "Samples of earlier tasks in a step.", accepted=whole(1), setting="joint_batch"
+    )
 
     @property
     def is_projection(self) -> bool:
         """The earlier tasks' gradients are added to the gradient."""
         return False
-
-    @property
-    def remembers_everything(self) -> bool:
-        """All training samples."""
-        return True
 
     def update(self, g: Tensor, state: Everything, theta: Tensor, loss_grad: LossGrad) -> Tensor:
         """Mix in the gradient on the earlier tasks."""

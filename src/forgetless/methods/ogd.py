@@ -9,6 +9,7 @@ from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Subspace
 from forgetless.subspace.footprint import Demand
+from forgetless.support.options import option
 from forgetless.support.validation import whole
 
 
@@ -24,10 +25,11 @@ class OGD(Orthogonal):
     """
 
     name: ClassVar[str] = "ogd"
-    samples: int = 100
-
-    def __post_init__(self) -> None:
-        whole(1).check("OGD's samples", self.samples)
+    label: ClassVar[str] = "OGD"
+    summary: ClassVar[str] = "orthogonal gradient descent: steps orthogonal to samples' features"
+    samples: int = option(
+        100, "Samples of each task whose features are stored.", accepted=whole(1), setting="memory"
+    )
 
     def consolidate(self, state: Subspace, theta: Tensor, task: FinishedTask) -> Subspace:
         """Add the features of some samples of the task."""

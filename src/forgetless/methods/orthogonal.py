@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +12,10 @@ from forgetless.subspace.footprint import Demand
 
 
 class Orthogonal(Method[Subspace], ABC):
-    """Steps are orthogonal to remembered directions: g̃ = (I − Vᵀ V) g."""
+    """Steps are orthogonal to stored directions: g̃ = (I − Vᵀ V) g."""
+
+    keeps_directions: ClassVar[bool] = True
+    uses_loss_grad: ClassVar[bool] = False
 
     def init(self, theta: Tensor, storage: Storage = DENSE) -> Subspace:
         """No directions yet."""

@@ -16,6 +16,10 @@ class SGD(Method[Nothing]):
     """g̃ = g, the lower reference."""
 
     name: ClassVar[str] = "sgd"
+    label: ClassVar[str] = "SGD"
+    summary: ClassVar[str] = "plain SGD, the lower reference"
+    protects: ClassVar[bool] = False
+    uses_loss_grad: ClassVar[bool] = False
 
     def init(self, theta: Tensor, storage: Storage = DENSE) -> Nothing:
         """Nothing to remember."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from forgetless.data import Scenario
 from forgetless.launch.config import Config
 from forgetless.linalg import orthonormalize
-from forgetless.methods import GEMNT, Samples, build_method
+from forgetless.methods import GEMNT, SGD, Samples
 from forgetless.subspace import DenseSubspace, FactoredSubspace, Subspace
 from forgetless.support.errors import TraceError
 from forgetless.support.streams import stream
@@ -44,10 +44,10 @@ class Replay:
         self.seeds = config.seed_list()
         self._kept: list[Samples] = []  # GEM-NT's, task by task
         # All methods are looked at in the same parameters: those that the tasks share.
-        method = build_method(config.method, config)
+        method = config.build_method()
         self._gem_nt = method if isinstance(method, GEMNT) else None
         if self._gem_nt is not None:
-            method = build_method("sgd", config)
+            method = SGD()
         self.learner = make_learner(
             scenario,
             method,

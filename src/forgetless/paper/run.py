@@ -8,8 +8,6 @@ from typing import Any, final
 
 from forgetless.data import ScenarioOptions
 from forgetless.launch.config import Config
-from forgetless.methods import build_method
-from forgetless.methods.orthogonal import Orthogonal
 from forgetless.training.models import ModelOptions
 from forgetless.training.settings import Training
 
@@ -39,19 +37,22 @@ class Run:
         """Everything that decides the result, and nothing else."""
         config = self.config
         family = config.scenario.split("-")[0]
-        if family != "split":  # without heads there is nothing that could go through them
-            config = replace(config, agem_heads="own")
-        method = build_method(config.method, config)
-        if not isinstance(method, Orthogonal):
+        # Without heads there is nothing that could go through them.
+        if family != "split" and "agem_heads" in config.options:
+            config = config.with_options(agem_heads="own")
+        method = config.build_method()
+        if not method.keeps_directions:
             config = replace(config, storage="dense")
         groups = (ScenarioOptions, ModelOptions, Training)
         names = {f.name for group in groups for f in fields(group)} - _INCIDENTAL
         values = asdict(config)
+        of: Any = method
+        options = {name: value for name, value in asdict(of).items() if value is not None}
         if not config.unprotected:  # which came after many runs, and changes none of them
             names.remove("unprotected")
         return {
             "scenario": config.scenario,
-            "method": {"name": config.method} | asdict(method),  # type: ignore[call-overload]
+            "method": {"name": config.method} | options,
             "seeds": list(config.seed_list()),
         } | {name: values[name] for name in sorted(names)}
 
@@ -90,5 +91,5 @@ def _effort_of_a_step(config: Config) -> float:
     row = (
         config.hidden * _INPUTS.get(config.model, 1000) * (2 if config.storage == "bfloat16" else 4)
     )
-    rows = len(config.seed_list()) * config.tasks * config.memory / 2
+    rows = len(config.seed_list()) * config.tasks * float(config.options["memory"]) / 2
     return network + rows * row / _BYTES_IN_A_STEP

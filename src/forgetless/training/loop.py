@@ -194,7 +194,7 @@ class _Stage:
             if keep != "nothing":
                 trace.keep_weights(seed, t, learner.network.state_dict(row))
             if keep == "all" and last:
-                seen = learner.method.remembers_everything  # and is in the dataset already
+                seen = learner.method.keeps_all_data  # and is in the dataset already
                 trace.keep_memory(seed, {} if seen else learner.state.tensors(row))
         trace.save_record()
 

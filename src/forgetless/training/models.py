@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from forgetless.support.errors import ConfigError
-from forgetless.support.options import check_numbers, flag, option
+from forgetless.support.options import check_options, flag, option
 from forgetless.support.validation import whole
 
 HEAD = "head"
@@ -75,7 +75,7 @@ MODELS: dict[str, tuple[str, Callable[[Sequence[int], int, int], nn.Module]]] = 
 
 def build_model(options: ModelOptions, shape: Sequence[int], outputs: int) -> nn.Module:
     """The network of that name for inputs of one shape, initialised from torch's generator."""
-    check_numbers(ModelOptions, vars(options), flag)
+    check_options(ModelOptions, vars(options), flag)
     if options.model not in MODELS:
         raise ConfigError(f"unknown model {options.model!r}; there are {', '.join(MODELS)}")
     return MODELS[options.model][1](shape, options.hidden, outputs)

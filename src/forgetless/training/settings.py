@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from forgetless.support.errors import require
-from forgetless.support.options import check_numbers, option
+from forgetless.support.options import check_options, option
 from forgetless.support.sizes import AUTO, parsed_bytes
 from forgetless.support.validation import Accepted, is_real, whole
 
@@ -42,8 +42,8 @@ class Training:
     )
     budget: str = option(
         "",
-        "Bytes for directions, such as 4GB, or auto for what is free: picks the storage that fits, "
-        "and fewer directions if none does; --memory 4GB or auto says the same.",
+        "Bytes that stored directions may take, such as 4GB, or auto for what is free: chooses the "
+        "storage that fits, and fewer directions if none does.",
     )
     evaluate: str = option(
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
@@ -55,12 +55,9 @@ class Training:
     )
 
     def __post_init__(self) -> None:
-        check_numbers(Training, vars(self))
-        require(self.dtype in ("float32", "float64"), "dtype", self.dtype, "float32 or float64")
-        require(self.storage in _STORAGES, "storage", self.storage, ", ".join(_STORAGES))
+        check_options(Training, vars(self))
         if self.budget not in ("", AUTO):
             parsed_bytes(self.budget)
-        require(self.evaluate in ("seen", "all"), "evaluate", self.evaluate, "seen or all")
         for name in ("freeze", "unprotected"):
             names = getattr(self, name)
             require(isinstance(names, str), name, names, "names in one text, separated by commas")
