@@ -1,29 +1,34 @@
 """Neural networks that forget less when they learn one task after another."""
 
-from forgetless.data import Scenario, Task, TensorScenario
-from forgetless.guard import Guard
-from forgetless.launch.runs import scenario
-from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
-from forgetless.subspace import Storage
-from forgetless.support.errors import (
-    ConfigError,
-    DataError,
-    ForgetlessError,
-    TraceError,
-    TrainingError,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from forgetless.support.version import __version__
-from forgetless.tangent import tangent_features
-from forgetless.theory import Forecast, forecast
-from forgetless.trace import Trace, load_trace
-from forgetless.trace.metrics import (
-    average_accuracy,
-    backward_transfer,
-    forgetting,
-    forward_transfer,
-)
-from forgetless.training.fit import fit
-from forgetless.training.settings import Progress, Training
+
+if TYPE_CHECKING:  # what `__getattr__` imports at run time
+    from forgetless.data import Scenario, Task, TensorScenario
+    from forgetless.guard import Guard
+    from forgetless.launch.runs import scenario
+    from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
+    from forgetless.subspace import Storage
+    from forgetless.support.errors import (
+        ConfigError,
+        DataError,
+        ForgetlessError,
+        TraceError,
+        TrainingError,
+    )
+    from forgetless.tangent import tangent_features
+    from forgetless.theory import Forecast, forecast
+    from forgetless.trace import Trace, load_trace
+    from forgetless.trace.metrics import (
+        average_accuracy,
+        backward_transfer,
+        forgetting,
+        forward_transfer,
+    )
+    from forgetless.training.fit import fit
+    from forgetless.training.settings import Progress, Training
 
 __all__ = [
     "AGEM",
@@ -60,3 +65,32 @@ __all__ = [
     "scenario",
     "tangent_features",
 ]
+
+# Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
+_MODULES = {
+    "data": "Scenario Task TensorScenario",
+    "guard": "Guard",
+    "launch.runs": "scenario",
+    "methods": "AGEM EWC GEM GEMNT OGD PCAOGD SGD Joint Method",
+    "subspace": "Storage",
+    "support.errors": "ConfigError DataError ForgetlessError TraceError TrainingError",
+    "tangent": "tangent_features",
+    "theory": "Forecast forecast",
+    "trace": "Trace load_trace",
+    "trace.metrics": "average_accuracy backward_transfer forgetting forward_transfer",
+    "training.fit": "fit",
+    "training.settings": "Progress Training",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,7 @@
 """The command `forgetless forecast`: what the next task will do, before it is trained on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,9 +135,7 @@ def _check_task(argument: str, task: int, config: Config, whose: str) -> None:
 
 def _long_enough(config: Config, source: int, target: int) -> Config:
     """The run's settings with as many tasks as are spoken of: the one to come may be new."""
-    tasks = max(config.tasks, source, target)
-    settings = config.as_dict() | {"tasks": tasks}
-    return Config(**settings)
+    return replace(config, tasks=max(config.tasks, source, target))
 
 
 def _show(result: Forecast, known: Task, coming: Task) -> None:

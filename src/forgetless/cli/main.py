@@ -1,32 +1,77 @@
-"""The commands: list and data are here; the others have files of their own."""
+"""The command's groups and options; each subcommand is imported only when it is used."""
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, final
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from typer.core import TyperGroup
 
-from forgetless.cli.arguments import DataFolder
-from forgetless.cli.forecast import forecast_command
-from forgetless.cli.paper import paper_app
-from forgetless.cli.report import report_command
-from forgetless.cli.training import compare_command, run_command
-from forgetless.data import SCENARIOS
-from forgetless.data.sources import fetch, status
-from forgetless.methods import METHODS
 from forgetless.support.version import __version__
-from forgetless.training.models import MODELS
+
+# Name → module, attribute (a function or a Typer application) and its line in the help.
+_COMMANDS = {
+    "list": ("catalogue", "list_command", "Show the scenarios, methods and models by name."),
+    "run": (
+        "training",
+        "run_command",
+        "Learn the tasks of SCENARIO with one method and show what was forgotten.",
+    ),
+    "compare": (
+        "training",
+        "compare_command",
+        "Learn the tasks of SCENARIO with several methods and compare the results.",
+    ),
+    "forecast": (
+        "forecast",
+        "forecast_command",
+        "Predict what learning the next task will do to a known one.",
+    ),
+    "report": (
+        "report",
+        "report_command",
+        "Make an HTML page of runs: what was forgotten, when and why.",
+    ),
+    "data": ("catalogue", "data_app", "Show which datasets are on disk, or fetch one."),
+    "paper": ("paper", "paper_app", "Rebuild the paper's tables, figures and verdicts."),
+}
+
+
+@final
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and help line, and imports one when it is used.
+
+    The commands need torch, which takes seconds to import; `--help` and `--version` do not.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        target = getattr(import_module(f"forgetless.cli.{module}"), attribute)
+        if not isinstance(target, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
+            single.command(cmd_name)(target)
+            target = single
+        command = typer.main.get_command(target)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+
 
 app = typer.Typer(
+    cls=LazyGroup,
     help="Train networks on one task after another and see what they forget.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # one column of options reads better than a frame of four
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Show which datasets are on disk, or fetch one.")
-app.add_typer(data_app, name="data")
-app.add_typer(paper_app, name="paper")
 
 
 @app.callback(invoke_without_command=True)
@@ -38,49 +83,3 @@ def _root(
         typer.echo(__version__)
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-@app.command("list")
-def list_command() -> None:
-    """Show the scenarios, methods and models by name."""
-    console = Console()
-    groups = {
-        "scenarios": SCENARIOS,
-        "methods": {name: method.summary for name, method in METHODS.items()},
-        "models": {name: what for name, (what, _) in MODELS.items()},
-    }
-    for title, entries in groups.items():
-        console.print(f"[bold]{title}[/bold]")
-        for name, what in entries.items():
-            console.print(f"  {name:<24}{what}", highlight=False)
-
-
-app.command("run")(run_command)
-app.command("compare")(compare_command)
-app.command("forecast")(forecast_command)
-app.command("report")(report_command)
-
-
-@data_app.callback(invoke_without_command=True)
-def data_command(context: typer.Context, data: DataFolder = None) -> None:
-    """Show which datasets are on disk."""
-    context.obj = data
-    if context.invoked_subcommand is not None:
-        return
-    table = Table("dataset", "on disk", "where", "what it is")
-    for source in status(data):
-        size = f"{source.bytes / 1e6:.0f} MB" if source.bytes else "yes"
-        on_disk = size if source.available else "no"
-        table.add_row(source.name, on_disk, source.where, source.description)
-    Console().print(table)
-
-
-@data_app.command("fetch")
-def fetch_command(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The dataset.")],
-    data: DataFolder = None,
-) -> None:
-    """Make sure that a dataset is on disk and intact; download it if it is not."""
-    where = fetch(name, data or context.obj)
-    typer.echo(f"{name} is in {where}")

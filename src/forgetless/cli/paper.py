@@ -18,7 +18,9 @@ from forgetless.launch.engines import brought_here, is_shared
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 
 paper_app = typer.Typer(
-    help="Rebuild the tables, figures and verdicts of the paper that forgetless implements."
+    help="Rebuild the tables, figures and verdicts of the paper that forgetless implements.",
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 ScaleName = Annotated[

@@ -27,7 +27,7 @@ def versions(device: torch.device) -> dict[str, str]:
 @cache
 def code_fingerprint() -> str:
     """SHA-256 over the package's source files, the first 12 digits."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())

@@ -54,7 +54,7 @@ class Job:
         fresh: whether what the folder holds is replaced, once the settings are known to be good.
     """
 
-    order: Order
+    order: Order = field(hash=False)  # its settings hold a mapping; the folder tells jobs apart
     seeds: tuple[int, ...]
     folder: Path
     fresh: bool = field(default=False, compare=False)

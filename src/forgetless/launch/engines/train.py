@@ -22,7 +22,7 @@ def train(
     """
     if engine.workers > 1 and any(order.config.budget == AUTO for order in orders):
         raise ConfigError(
-            "--memory auto takes a share of what is free, and several jobs would all take the "
+            "--budget auto takes a share of what is free, and several jobs would all take the "
             "same; give a size such as 4GB, or --jobs 1"
         )
     with ExitStack() as stack:
