@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64, project_out
 from forgetless.support.errors import ConfigError, require
-from forgetless.tangent import refuse_mixed, tangent_features
-from forgetless.tangent.functional import called, differentiable
+from forgetless.tangent import require_one_precision, tangent_features
+from forgetless.tangent.evaluation import call_with, differentiable
 from forgetless.theory.forecast.modules import copied, plain_kernels
 
 # outputs (n, C), labels (n,) → the mean loss
@@ -57,7 +57,7 @@ class TangentModel:
         self.values: dict[str, Tensor] = {
             n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
         }
-        refuse_mixed(parameters[n] for n in wanted)
+        require_one_precision(parameters[n] for n in wanted)
         self.shapes = {n: parameters[n].shape for n in wanted}
         none = "one of whose parameters none is trained"
         require(bool(wanted), "model", none, "a network to be trained")
@@ -154,7 +154,7 @@ class TangentModel:
 
     def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         with differentiable(self.module):  # forwards, too
-            outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
+            outputs: Tensor = call_with(self.module, {**self.values, **values}, (inputs,))
         return outputs
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetless.support.errors import ConfigError
-from forgetless.tangent.functional import without_cudnn
+from forgetless.tangent.evaluation import without_cudnn
 
 
 def copied(module: nn.Module) -> nn.Module:
