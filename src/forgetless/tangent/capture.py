@@ -31,7 +31,7 @@ _AXES = (0, 1)
 
 @final
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """Where layers have the samples, as autograd has confirmed it for every parameter.
 
     Arguments:
@@ -56,7 +56,7 @@ class Captured:
 
     blocks: tuple[Mapping[str, Block], ...]
     rules: Mapping[str, str]
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
 
 @final
@@ -71,7 +71,9 @@ class _Call:
 
 
 def capture(
-    evaluation: Evaluation, given_up: frozenset[str] = frozenset(), layout: Layout | None = None
+    evaluation: Evaluation,
+    given_up: frozenset[str] = frozenset(),
+    layout: SampleLayout | None = None,
 ) -> Captured:
     """Every parameter's per-sample gradients: by its layer's rule if it holds, else by rows.
 
@@ -110,11 +112,11 @@ def capture(
             blocks = [{**a, **b} for a, b in zip(blocks, by_rows, strict=True)]
             rules |= more
     rules = {name: rules[name] for name in evaluation.names}
-    return Captured(tuple(blocks), rules, None if rest else Layout(layers, axes, rules))
+    return Captured(tuple(blocks), rules, None if rest else SampleLayout(layers, axes, rules))
 
 
 def _laid_out(
-    evaluation: Evaluation, calls: list[_Call], deltas: list[Tensor], layout: Layout
+    evaluation: Evaluation, calls: list[_Call], deltas: list[Tensor], layout: SampleLayout
 ) -> dict[str, Block]:
     """The blocks of one scalar, where the samples lie as that says."""
     blocks: dict[str, Block] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block
 from forgetless.tangent.budget import available_bytes
-from forgetless.tangent.capture import Captured, Layout, capture
+from forgetless.tangent.capture import Captured, SampleLayout, capture
 from forgetless.tangent.evaluation import Evaluation
 from forgetless.tangent.factors import cuts, distinct_bytes
 
@@ -72,7 +72,7 @@ class Known:
     """
 
     sample_bytes: int
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
 
 @final
