@@ -31,7 +31,7 @@ class Piece:
     blocks: Mapping[str, Block]
 
 
-class Source(Protocol):
+class FeatureSource(Protocol):
     """Where the rows of φ come from, a chunk at a time."""
 
     @property

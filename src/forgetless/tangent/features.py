@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from forgetless.linalg import float64
 from forgetless.support.errors import ConfigError, require
 from forgetless.tangent.budget import available_bytes, require_bytes
-from forgetless.tangent.chunks import Chunks, Known, Piece, Source
+from forgetless.tangent.chunks import Chunks, FeatureSource, Known, Piece
 from forgetless.tangent.evaluation import Evaluation, Scalar
 from forgetless.tangent.kernel import add_kernel, mirror
 from forgetless.tangent.spectrum import principal_weights, principal_weights_of_each
@@ -34,7 +34,7 @@ class TangentFeatures:
         source: the captured samples.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FeatureSource) -> None:
         self.source = source
         self.names, self.sizes, self.like = source.names, source.sizes, source.like
 

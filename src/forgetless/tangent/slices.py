@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forgetless.tangent.blocks import Block, Outer, Rows
-from forgetless.tangent.chunks import Piece, Source
+from forgetless.tangent.chunks import FeatureSource, Piece
 from forgetless.tangent.factors import Dense, Left, OneHot, Right
 from forgetless.tangent.features import TangentFeatures
 
@@ -58,7 +58,7 @@ def sliced_features(phi: TangentFeatures, shares: Mapping[str, ParameterSlice]) 
 class _Shared:
     """A source of fewer columns: each block is cut when it is asked for."""
 
-    def __init__(self, source: Source, shares: Mapping[str, ParameterSlice]) -> None:
+    def __init__(self, source: FeatureSource, shares: Mapping[str, ParameterSlice]) -> None:
         self.source = source
         self.shares = shares
         self.names = source.names
