@@ -29,7 +29,7 @@ from torch import Tensor
 from forgetless import tangent_features
 from forgetless.subspace import DENSE, FACTORED, Subspace, empty_subspace
 from forgetless.subspace.kernels.sweep import project_out_rows
-from forgetless.tangent import held_bytes
+from forgetless.tangent import stored_bytes
 from forgetless.training.models import MLP
 
 OUT = Path("results/bench/subspace.json")
@@ -77,7 +77,7 @@ def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     operations = 4 * 1400 * PRODUCTS / product_rate(torch.float32) + 4 * 1400**2 / product_rate(
         torch.float64
     )
-    each = held_bytes(state.atoms[0].phi) / state.rank
+    each = stored_bytes(state.atoms[0].phi) / state.rank
     return {
         "samples": state.rank,
         "ours_s": ours,

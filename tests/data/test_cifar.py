@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless.data import cifar
-from forgetless.data.cifar import BINARY, PYTHON, ROW_BYTES, Form, Part
+from forgetless.data.cifar import BINARY, PYTHON, ROW_BYTES, Form, Subset
 from forgetless.data.sources import load_source
 from forgetless.support.errors import DataError
 
@@ -47,7 +47,7 @@ def pickled(rows: bytes, protocol: int = 2) -> bytes:
 
 
 ROWS = (make_rows(5, seed=0), make_rows(3, seed=1))
-PARTS = tuple(Part(len(rows) // ROW_BYTES, hashlib.sha256(rows).hexdigest()) for rows in ROWS)
+PARTS = tuple(Subset(len(rows) // ROW_BYTES, hashlib.sha256(rows).hexdigest()) for rows in ROWS)
 FORMS = [(BINARY, lambda rows: rows), (PYTHON, pickled)]
 EXPECTED = np.frombuffer(ROWS[0], dtype=np.uint8).reshape(-1, ROW_BYTES)
 
@@ -144,7 +144,7 @@ def test_truncated_files_are_refused(form: Form, encode, length: int) -> None:
 def test_labels_out_of_range_are_refused_even_with_the_right_checksum() -> None:
     rows = bytearray(ROWS[0])
     rows[1] = 100
-    part = Part(5, hashlib.sha256(rows).hexdigest())
+    part = Subset(5, hashlib.sha256(rows).hexdigest())
     with pytest.raises(DataError, match="label 100"):
         cifar.parse_part(BINARY, part, bytes(rows), PATH)
 

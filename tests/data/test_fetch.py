@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import forgetless
-from forgetless.data.fetch import Mirror, Origin, obtain
+from forgetless.data.fetch import Origin, WebMirror, obtain
 from forgetless.data.files import PublishedFile
 from forgetless.support.errors import DataError
 
@@ -110,7 +110,7 @@ def check(folder: Path) -> None:
 def test_files_come_from_a_mirror(
     tmp_path: Path, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    get(tmp_path / "new" / "folder", Mirror(server.address, FILES))
+    get(tmp_path / "new" / "folder", WebMirror(server.address, FILES))
     check(tmp_path / "new" / "folder")
     # A server that compressed on the way would change what is verified.
     assert server.requests == [("first.gz", "identity"), ("second.gz", "identity")]
@@ -119,8 +119,8 @@ def test_files_come_from_a_mirror(
 
 def test_what_is_intact_is_not_downloaded_again(tmp_path: Path, server: Server) -> None:
     (tmp_path / "first.gz").write_bytes(CONTENT["first.gz"])
-    get(tmp_path, Mirror(server.address, FILES))
-    get(tmp_path, Mirror(server.address, FILES))
+    get(tmp_path, WebMirror(server.address, FILES))
+    get(tmp_path, WebMirror(server.address, FILES))
     check(tmp_path)
     assert [name for name, _ in server.requests] == ["second.gz"]
 
@@ -128,23 +128,23 @@ def test_what_is_intact_is_not_downloaded_again(tmp_path: Path, server: Server) 
 def test_a_damaged_file_is_replaced_or_refused_as_asked(tmp_path: Path, server: Server) -> None:
     (tmp_path / "first.gz").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"first\.gz is truncated, corrupted"):
-        get(tmp_path, Mirror(server.address, FILES), replace=False)
+        get(tmp_path, WebMirror(server.address, FILES), replace=False)
     assert server.requests == []
     assert (tmp_path / "first.gz").read_bytes() == b"damaged"
-    get(tmp_path, Mirror(server.address, FILES), replace=True)
+    get(tmp_path, WebMirror(server.address, FILES), replace=True)
     check(tmp_path)
 
 
 def test_the_next_mirror_is_tried_when_one_is_down(
     tmp_path: Path, server: Server, down: str
 ) -> None:
-    get(tmp_path, Mirror(down, FILES), Mirror(server.address, FILES))
+    get(tmp_path, WebMirror(down, FILES), WebMirror(server.address, FILES))
     check(tmp_path)
 
 
 def test_the_next_mirror_is_tried_when_one_has_a_wrong_file(tmp_path: Path, server: Server) -> None:
     with serving({"first.gz": b"something else", "second.gz": CONTENT["second.gz"]}) as wrong:
-        get(tmp_path, Mirror(wrong.address, FILES), Mirror(server.address, FILES))
+        get(tmp_path, WebMirror(wrong.address, FILES), WebMirror(server.address, FILES))
     check(tmp_path)
     assert [name for name, _ in server.requests] == ["first.gz"]  # the other one was right
 
@@ -153,7 +153,7 @@ def test_the_next_mirror_is_tried_when_one_hangs(tmp_path: Path, server: Server)
     with serving(dict(CONTENT)) as late:
         late.delay = 2
         began = time.monotonic()
-        get(tmp_path, Mirror(late.address, FILES, timeout=0.2), Mirror(server.address, FILES))
+        get(tmp_path, WebMirror(late.address, FILES, timeout=0.2), WebMirror(server.address, FILES))
         assert time.monotonic() - began < 2
     check(tmp_path)
 
@@ -174,7 +174,7 @@ def test_when_all_fail_one_sentence_says_what_and_what_to_do(
     for name, value in fault.items():
         setattr(server, name, value)
     with pytest.raises(DataError, match=problem) as caught:
-        get(tmp_path, Mirror(down, FILES), Mirror(server.address, FILES))
+        get(tmp_path, WebMirror(down, FILES), WebMirror(server.address, FILES))
     message = str(caught.value)
     assert message.startswith("small could not be downloaded (tried ")
     assert down in message
@@ -188,20 +188,20 @@ def test_when_all_fail_one_sentence_says_what_and_what_to_do(
 
 def test_either_of_two_files_may_complete_a_dataset(tmp_path: Path, server: Server) -> None:
     del server.content["first.gz"]
-    get(tmp_path, Mirror(server.address, FILES[:1]), Mirror(server.address, FILES[1:]))
+    get(tmp_path, WebMirror(server.address, FILES[:1]), WebMirror(server.address, FILES[1:]))
     assert [path.name for path in tmp_path.iterdir()] == ["second.gz"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_data_error(tmp_path: Path, down: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written to"):
-        get(tmp_path / "file" / "folder", Mirror(down, FILES))
+        get(tmp_path / "file" / "folder", WebMirror(down, FILES))
 
 
 def test_progress_is_drawn_on_standard_error_only(
     tmp_path: Path, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    get(tmp_path, Mirror(server.address, FILES), progress=True)
+    get(tmp_path, WebMirror(server.address, FILES), progress=True)
     check(tmp_path)
     captured = capfd.readouterr()
     assert captured.out == ""
@@ -213,7 +213,7 @@ def test_without_pooch_the_message_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(DataError, match="pooch is not installed"):
-        get(tmp_path, Mirror(server.address, FILES))
+        get(tmp_path, WebMirror(server.address, FILES))
 
 
 def python(script: str, *arguments: str) -> subprocess.Popen[str]:
@@ -239,12 +239,12 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, server: Server) -> None
     script = """
 import sys
 from pathlib import Path
-from forgetless.data.fetch import Mirror, obtain
+from forgetless.data.fetch import WebMirror, obtain
 from forgetless.data.files import PublishedFile
 
 address, folder, *specs = sys.argv[1:]
 files = tuple(PublishedFile(*spec.split(","), max_bytes=10**6) for spec in specs)
-obtain("small", [Mirror(address, files)], Path(folder), progress=None, replace=True)
+obtain("small", [WebMirror(address, files)], Path(folder), progress=None, replace=True)
 """
     server.gate = threading.Barrier(2)  # no answer before both have asked
     specs = [f"{file.name},{file.sha256}" for file in FILES]

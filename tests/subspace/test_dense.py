@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forgetless.subspace import DenseSubspace
-from forgetless.tangent import tangent_features, together
+from forgetless.tangent import features, tangent_features
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -19,7 +19,7 @@ def test_seeds_looked_at_together_find_what_each_finds_alone(device, centred):
     models = [torch.nn.Linear(40, 1).to(device) for _ in samples]
     phis = [tangent_features(model, x) for model, x in zip(models, samples, strict=True)]
     none = DenseSubspace.empty(torch.zeros(3, 41, device=device))
-    with mock.patch.object(together, "_have_room", return_value=True):
+    with mock.patch.object(features, "_have_room", return_value=True):
         several = none.add_principal(phis, 7, centred=centred)
     assert several.rank == 7
     for seed, phi in enumerate(phis):

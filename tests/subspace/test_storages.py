@@ -39,7 +39,7 @@ every_network = pytest.mark.parametrize("name", NETWORKS)
 def _lighter_or_all_factors(request, monkeypatch):
     """Networks as small as these have few gradients that are larger than their factors."""
     if request.param is not None:
-        monkeypatch.setattr(sys.modules["forgetless.tangent.held"], "_AS_ROWS", request.param)
+        monkeypatch.setattr(sys.modules["forgetless.tangent.storage"], "_AS_ROWS", request.param)
 
 
 def problem(name: str, n: int = 9):

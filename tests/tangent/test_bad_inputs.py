@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from forgetless.support.errors import ConfigError, DataError
-from forgetless.tangent import memory, tangent_features
+from forgetless.tangent import budget, tangent_features
 from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
@@ -127,7 +127,7 @@ PRODUCTS = {
     "weights turned round": (lambda phi: phi.combine(torch.zeros(5, 2)), "phi.combine"),
     "no components": (lambda phi: phi.top(0), "at least 1"),
     "a share of one": (lambda phi: phi.top(1.0), "a share in (0, 1)"),
-    "a truth": (lambda phi: phi.top(True), "components"),
+    "a check": (lambda phi: phi.top(True), "components"),
     "other parameters": (
         lambda phi: phi.cross_gram(of(model(), params="head")), "features of the same parameters",
     ),
@@ -148,17 +148,17 @@ def test_products_that_do_not_fit(name):
 
 def test_what_cannot_fit_into_memory_is_not_tried(monkeypatch):
     phi = of(model())
-    monkeypatch.setattr(memory, "memory_of", lambda device: 8 * 5 * 5 - 1)
+    monkeypatch.setattr(budget, "available_bytes", lambda device: 8 * 5 * 5 - 1)
     with pytest.raises(ConfigError, match="200 bytes"):
         phi.gram()
     with pytest.raises(ConfigError, match="use phi @ v"):
         phi.dense()
-    monkeypatch.setattr(memory, "memory_of", lambda device: 8 * 5 * 5)
+    monkeypatch.setattr(budget, "available_bytes", lambda device: 8 * 5 * 5)
     phi.gram()
 
 
 def test_there_is_memory():
-    assert memory.memory_of(torch.device("cpu")) > 1 << 20
+    assert budget.available_bytes(torch.device("cpu")) > 1 << 20
 
 
 def test_modes_and_hooks_survive_a_refusal():

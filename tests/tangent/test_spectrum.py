@@ -6,8 +6,11 @@ import torch
 from forgetless.linalg import top_eigenpairs
 from forgetless.tangent import spectrum, tangent_features
 from forgetless.tangent.features import _precise_enough, _straightened
-from forgetless.tangent.filtered import filtered, orthonormal_columns
-from forgetless.tangent.spectrum import leading_eigenpairs
+from forgetless.tangent.spectrum import (
+    chebyshev_eigenpairs,
+    leading_eigenpairs,
+    orthonormal_columns,
+)
 
 from .reference import random
 
@@ -108,7 +111,7 @@ def test_one_long_sample_does_not_drown_the_others():
 
 def test_rounding_is_not_taken_for_directions(lapack, monkeypatch):
     """As LAPACK's eigenpairs are left out where they are noise, so are those of the filter."""
-    monkeypatch.setattr(spectrum, "_krylov", filtered)
+    monkeypatch.setattr(spectrum, "_krylov_eigenpairs", chebyshev_eigenpairs)
     noise = 1e-8 * torch.arange(1, N - 19).double() ** -2
     gram = with_spectrum(torch.cat([torch.linspace(1, 2, 20).double(), noise]))
     assert len(leading_eigenpairs(gram, 30, dtype=torch.float32)[0]) == 20
@@ -128,7 +131,7 @@ def test_filtering_finds_them_or_says_that_it_cannot(name):
     """What a GPU does in place of a Krylov space, here on a CPU."""
     eigenvalues, _ = SPECTRA[name]
     gram = with_spectrum(eigenvalues)
-    found = filtered(gram, 30, 1e-7)
+    found = chebyshev_eigenpairs(gram, 30, 1e-7)
     assert (found is None) == (name == "slow decay")
     if found is not None:
         values, vectors = found
@@ -160,7 +163,7 @@ def test_columns_that_depend_on_others_become_orthonormal_too():
 def test_several_matrices_go_through_the_filter_together():
     names = ("decay", "low rank", "all the same")
     grams = torch.stack([with_spectrum(SPECTRA[name][0]) for name in names])
-    values, vectors = filtered(grams, 30, 1e-7)
+    values, vectors = chebyshev_eigenpairs(grams, 30, 1e-7)
     assert values.shape == (3, 30)
     assert vectors.shape == (3, N, 30)
     for name, gram, some, of_them in zip(names, grams, values, vectors, strict=True):
@@ -168,14 +171,17 @@ def test_several_matrices_go_through_the_filter_together():
         torch.testing.assert_close(some, expected, rtol=1e-11, atol=0)
         torch.testing.assert_close(gram @ of_them, of_them * some, rtol=0, atol=1e-6)
     ranks = torch.stack([with_spectrum(torch.ones(r).double()) for r in (30, 90)])
-    assert filtered(ranks, 30, 1e-7) is not None  # each can alone
+    assert chebyshev_eigenpairs(ranks, 30, 1e-7) is not None  # each can alone
     with_one_that_cannot = torch.stack([grams[0], with_spectrum(SPECTRA["slow decay"][0])])
-    assert filtered(with_one_that_cannot, 30, 1e-7) is None
-    assert filtered(grams * torch.tensor([1, torch.nan, 1]).view(3, 1, 1), 30, 1e-7) is None
+    assert chebyshev_eigenpairs(with_one_that_cannot, 30, 1e-7) is None
+    assert (
+        chebyshev_eigenpairs(grams * torch.tensor([1, torch.nan, 1]).view(3, 1, 1), 30, 1e-7)
+        is None
+    )
 
 
 def test_what_the_filter_has_found_is_put_aside(monkeypatch):
-    """A problem that is solved early stays so, and does not hold up the others."""
+    """A evaluation that is solved early stays so, and does not hold up the others."""
     fast, slow = (with_spectrum(torch.arange(1, N + 1).double() ** -power) for power in (3, 0.5))
     rounds = []
 
@@ -183,12 +189,12 @@ def test_what_the_filter_has_found_is_put_aside(monkeypatch):
         rounds.append(len(block))
         return orthonormal_columns(block)
 
-    monkeypatch.setattr("forgetless.tangent.filtered.orthonormal_columns", noted)
-    filtered(fast.unsqueeze(0), 30, 1e-7)
+    monkeypatch.setattr("forgetless.tangent.spectrum.orthonormal_columns", noted)
+    chebyshev_eigenpairs(fast.unsqueeze(0), 30, 1e-7)
     first = len(rounds)
-    filtered(slow.unsqueeze(0), 30, 1e-7)
+    chebyshev_eigenpairs(slow.unsqueeze(0), 30, 1e-7)
     second = len(rounds) - first
-    together = filtered(torch.stack([fast, slow]), 30, 1e-7)
+    together = chebyshev_eigenpairs(torch.stack([fast, slow]), 30, 1e-7)
     # One more, for the first polynomial is of the degree that the faster one can take.
     assert first < second <= len(rounds) - first - second <= second + 1
     for gram, values, vectors in zip((fast, slow), *together, strict=True):

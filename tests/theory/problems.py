@@ -5,7 +5,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from forgetless.theory import GEMNT, OGD, PCAOGD, SGD, LinearTask, Projection
+from forgetless.theory import (
+    ComponentProjection,
+    GradientProjection,
+    LinearTask,
+    NoProjection,
+    Projection,
+    SampleProjection,
+)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -77,11 +84,11 @@ def random_tasks(
 
 # Finite memories, for tasks of five samples or more.
 METHODS: dict[str, Projection] = {
-    "sgd": SGD(),
-    "ogd": OGD(memory=3, seed=1),
-    "pca-ogd": PCAOGD(components=2),
-    "centred pca-ogd": PCAOGD(components=2, centred=True),
-    "gem-nt": GEMNT(memory=4, seed=2),
+    "sgd": NoProjection(),
+    "ogd": SampleProjection(memory=3, seed=1),
+    "pca-ogd": ComponentProjection(components=2),
+    "centred pca-ogd": ComponentProjection(components=2, centred=True),
+    "gem-nt": GradientProjection(memory=4, seed=2),
 }
 
 

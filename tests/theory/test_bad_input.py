@@ -6,12 +6,12 @@ import torch
 from forgetless.support.errors import ConfigError
 from forgetless.tangent import tangent_features
 from forgetless.theory import (
-    GEMNT,
-    OGD,
-    PCAOGD,
-    SGD,
+    ComponentProjection,
     Descent,
+    GradientProjection,
     LinearTask,
+    NoProjection,
+    SampleProjection,
     bounds,
     component_memory,
     coordinates,
@@ -37,7 +37,7 @@ from tests.theory.problems import random_tasks
 
 TASKS = random_tasks(0, (4, 3, 4), 6)
 GRID = [[a.features @ b.features.T for b in TASKS] for a in TASKS]
-LEARNED = learn(TASKS, SGD())
+LEARNED = learn(TASKS, NoProjection())
 ONES, EYE = torch.ones(2), torch.eye(2)
 NAN = torch.tensor([[1.0, float("nan")]])
 MODEL = torch.nn.Linear(2, 2)
@@ -53,32 +53,44 @@ MISTAKES = {
     "NaN targets": (lambda: LinearTask(EYE, NAN[0], ONES), "targets.*NaN"),
     "targets too long": (lambda: LinearTask(EYE, torch.ones(3), ONES), r"targets.*\(2,\)"),
     "column of outputs": (lambda: LinearTask(EYE, ONES, torch.ones(2, 1)), r"outputs.*\(2,\)"),
-    "no tasks": (lambda: learn([], SGD()), "tasks"),
-    "different p": (lambda: learn([*TASKS, *random_tasks(0, (2,), 5)], SGD()), "tasks.*p = "),
-    "negative λ": (lambda: learn(TASKS, SGD(), weight_decay=-0.1), "weight_decay.*-0.1"),
-    "NaN λ": (lambda: learn(TASKS, SGD(), weight_decay=float("nan")), "weight_decay.*nan"),
-    "rtol 0": (lambda: learn(TASKS, SGD(), rtol=0.0), "rtol"),
-    "d of 0": (lambda: PCAOGD(components=0), "components.*at least 1"),
-    "half a d": (lambda: PCAOGD(components=2.5), "components.*whole number"),
-    "half a memory": (lambda: OGD(memory=2.5), "memory.*whole number.*2.5"),
-    "a memory in words": (lambda: GEMNT(memory="3"), "memory.*whole number"),
+    "no tasks": (lambda: learn([], NoProjection()), "tasks"),
+    "different p": (
+        lambda: learn([*TASKS, *random_tasks(0, (2,), 5)], NoProjection()),
+        "tasks.*p = ",
+    ),
+    "negative λ": (lambda: learn(TASKS, NoProjection(), weight_decay=-0.1), "weight_decay.*-0.1"),
+    "NaN λ": (lambda: learn(TASKS, NoProjection(), weight_decay=float("nan")), "weight_decay.*nan"),
+    "rtol 0": (lambda: learn(TASKS, NoProjection(), rtol=0.0), "rtol"),
+    "d of 0": (lambda: ComponentProjection(components=0), "components.*at least 1"),
+    "half a d": (lambda: ComponentProjection(components=2.5), "components.*whole number"),
+    "half a memory": (lambda: SampleProjection(memory=2.5), "memory.*whole number.*2.5"),
+    "a memory in words": (lambda: GradientProjection(memory="3"), "memory.*whole number"),
     "half a step": (lambda: Descent(max_steps=2.5), "max_steps.*whole number"),
     "operators for a kernel": (lambda: explained_variance(PHI), r"gram.*gram\(\).*TangentFeatures"),
     "a list of features": (lambda: factors([[1.0]]), "features.*'list'"),
     "angles of tensors": (lambda: principal_angles(EYE, EYE), "source.*`factors`.*'Tensor'"),
     "overlap of tensors": (lambda: overlap(factors(EYE), EYE), "target.*`factors`.*'Tensor'"),
-    "d too large": (lambda: learn(TASKS, PCAOGD(4)), "components.*3 samples of task 1"),
-    "memory of 0": (lambda: OGD(memory=0), "memory.*at least 1"),
-    "memory too large": (lambda: learn(TASKS, OGD(4)), "memory.*3 samples of task 1"),
-    "GEM-NT's too": (lambda: learn(TASKS, GEMNT(4)), "memory.*3 samples of task 1"),
-    "memory of True": (lambda: GEMNT(memory=True), "memory"),
-    "one tensor": (lambda: OGD(memory=torch.tensor([1])), "memory"),
-    "negative seed": (lambda: OGD(2, seed=-1), "seed"),
-    "index too large": (lambda: learn(TASKS, OGD([torch.tensor([4])])), r"memory\[0\].*0 to 3"),
-    "negative index": (lambda: learn(TASKS, OGD([torch.tensor([-1])])), r"memory\[0\]"),
-    "no index": (lambda: learn(TASKS, OGD([torch.tensor([]).long()])), r"memory\[0\]"),
-    "a mask": (lambda: learn(TASKS, OGD([torch.ones(4).bool()])), r"memory\[0\]"),
-    "a task without": (lambda: learn(TASKS, OGD(KEPT)), "memory.*one for each task"),
+    "d too large": (
+        lambda: learn(TASKS, ComponentProjection(4)),
+        "components.*3 samples of task 1",
+    ),
+    "memory of 0": (lambda: SampleProjection(memory=0), "memory.*at least 1"),
+    "memory too large": (lambda: learn(TASKS, SampleProjection(4)), "memory.*3 samples of task 1"),
+    "GEM-NT's too": (lambda: learn(TASKS, GradientProjection(4)), "memory.*3 samples of task 1"),
+    "memory of True": (lambda: GradientProjection(memory=True), "memory"),
+    "one tensor": (lambda: SampleProjection(memory=torch.tensor([1])), "memory"),
+    "negative seed": (lambda: SampleProjection(2, seed=-1), "seed"),
+    "index too large": (
+        lambda: learn(TASKS, SampleProjection([torch.tensor([4])])),
+        r"memory\[0\].*0 to 3",
+    ),
+    "negative index": (
+        lambda: learn(TASKS, SampleProjection([torch.tensor([-1])])),
+        r"memory\[0\]",
+    ),
+    "no index": (lambda: learn(TASKS, SampleProjection([torch.tensor([]).long()])), r"memory\[0\]"),
+    "a mask": (lambda: learn(TASKS, SampleProjection([torch.ones(4).bool()])), r"memory\[0\]"),
+    "a task without": (lambda: learn(TASKS, SampleProjection(KEPT)), "memory.*one for each task"),
     "share 1": (lambda: Descent(share=1.0), "share"),
     "tolerance 0": (lambda: Descent(tolerance=0.0), "tolerance"),
     "no steps": (lambda: Descent(max_steps=0), "max_steps"),
@@ -129,7 +141,7 @@ MISTAKES = {
     "NaN outputs": (lambda: true_class(NAN[0]), "outputs"),
     "state lacks": (lambda: model_drift(MODEL, STATE, {}, EYE, KEPT[0]), "after.*bias"),
     "no x": (lambda: model_drift(MODEL, STATE, STATE, EYE[:0]), "x"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless.theory import (
-    GEMNT,
-    OGD,
-    PCAOGD,
-    SGD,
+    ComponentProjection,
+    GradientProjection,
     LinearTask,
+    NoProjection,
+    SampleProjection,
     bounds,
     decompose,
     learn,
@@ -34,7 +34,14 @@ def task(rows: list[list[float]], targets: list[float]) -> LinearTask:
     data=st.data(),
 )
 def test_valid_bounds_hold(seed, sizes, p, whole, weight_decay, kept, data):
-    methods = [SGD(), OGD(kept), PCAOGD(kept), PCAOGD(kept, centred=True), GEMNT(kept), OGD()]
+    methods = [
+        NoProjection(),
+        SampleProjection(kept),
+        ComponentProjection(kept),
+        ComponentProjection(kept, centred=True),
+        GradientProjection(kept),
+        SampleProjection(),
+    ]
     method = data.draw(st.sampled_from(methods))
     tasks = random_tasks(seed, sizes, p, whole=whole)
     solved = learn(tasks, method, weight_decay=weight_decay)
@@ -44,7 +51,7 @@ def test_valid_bounds_hold(seed, sizes, p, whole, weight_decay, kept, data):
         slack = 1e-9 * (1 + b.valid)
         assert measured <= b.tight + slack
         assert b.tight <= b.valid + slack
-        if isinstance(method, PCAOGD) and method.centred:
+        if isinstance(method, ComponentProjection) and method.centred:
             continue
         assert b.valid <= (t - s) * b.printed + slack
         if t == s + 1:  # one later task: what is printed is true
@@ -61,7 +68,7 @@ def test_they_hold_for_a_network(method):
 
 def test_the_printed_bound_of_sgd_fails_for_two_later_tasks():
     # One parameter, one sample, φ = 1: the targets 0, 1, 2 are learned one after another.
-    solved = learn([task([[1]], [y]) for y in (0, 1, 2)], SGD())
+    solved = learn([task([[1]], [y]) for y in (0, 1, 2)], NoProjection())
     assert float(solved.drift(0, 2).square().sum()) == 4
     b = bounds(solved, 0, 2)
     assert (b.printed, b.valid, b.tight) == (2, 4, 4)
@@ -70,7 +77,7 @@ def test_the_printed_bound_of_sgd_fails_for_two_later_tasks():
 def test_the_printed_bound_of_gem_nt_fails_likewise():
     # What it remembers of task 1, the second sample, keeps its loss of zero.
     tasks = [task([[1, 0], [0, 1]], [0, 0]), task([[1, 0]], [1]), task([[1, 0]], [2])]
-    solved = learn(tasks, GEMNT(memory=[torch.tensor([1]), torch.tensor([0])]))
+    solved = learn(tasks, GradientProjection(memory=[torch.tensor([1]), torch.tensor([0])]))
     assert float(solved.drift(0, 2).square().sum()) == pytest.approx(4)
     b = bounds(solved, 0, 2)
     assert (b.printed, b.valid, b.tight) == pytest.approx((2, 4, 4))
@@ -82,7 +89,7 @@ def test_the_printed_bound_of_pca_ogd_fails_likewise():
         task([[0, 1, 0], [0, 0, 2]], [1, 0]),
         task([[0, 1, 0]], [2]),
     ]
-    solved = learn(tasks, PCAOGD(components=1))
+    solved = learn(tasks, ComponentProjection(components=1))
     assert float(solved.drift(0, 2).square().sum()) == pytest.approx(4)
     b = bounds(solved, 0, 2)
     assert (b.printed, b.valid, b.tight) == pytest.approx((2, 4, 4))
@@ -90,7 +97,7 @@ def test_the_printed_bound_of_pca_ogd_fails_likewise():
 
 @pytest.mark.parametrize("later", [1, 2, 5, 10])
 def test_it_is_off_by_the_number_of_later_tasks(later):
-    solved = learn([task([[1]], [y]) for y in range(later + 1)], SGD())
+    solved = learn([task([[1]], [y]) for y in range(later + 1)], NoProjection())
     b = bounds(solved, 0, later)
     assert float(solved.drift(0, later).square().sum()) == pytest.approx(later * b.printed)
     assert b.valid == pytest.approx(later * b.printed)
@@ -99,16 +106,16 @@ def test_it_is_off_by_the_number_of_later_tasks(later):
 def test_centred_pca_breaks_the_bound_with_one_later_task():
     # The mean (3, 0) is the largest part of φ and not among the centred directions.
     tasks = [task([[3, 1], [3, -1]], [0, 0]), task([[1, 0]], [1])]
-    centred = learn(tasks, PCAOGD(components=1, centred=True))
+    centred = learn(tasks, ComponentProjection(components=1, centred=True))
     assert float(centred.drift(0, 1).square().sum()) == pytest.approx(18)
     b = bounds(centred, 0, 1)
     assert (b.printed, b.valid, b.tight) == pytest.approx((2, 18, 18))
-    uncentred = learn(tasks, PCAOGD(components=1))
+    uncentred = learn(tasks, ComponentProjection(components=1))
     assert float(uncentred.drift(0, 1).norm()) < 1e-12
 
 
 def test_pca_ogd_that_keeps_everything_is_bounded_by_zero():
-    solved = learn(random_tasks(0, (3, 3), 9), PCAOGD())
+    solved = learn(random_tasks(0, (3, 3), 9), ComponentProjection())
     b = bounds(solved, 0, 1)
     assert b.printed == b.valid == 0
     assert b.tight < 1e-20

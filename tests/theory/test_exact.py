@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from forgetless.tangent import tangent_features
 from forgetless.theory import (
-    GEMNT,
-    OGD,
-    PCAOGD,
+    ComponentProjection,
     Descent,
+    GradientProjection,
     LinearTask,
     Projection,
+    SampleProjection,
     coordinates,
     decompose,
     gram_grid,
@@ -41,12 +41,12 @@ def stored_rows(method: Projection, tasks: list[LinearTask], weights: np.ndarray
     rows = [np.zeros((1, len(weights)))]
     for j, task in enumerate(tasks):
         phi, n = task.features.numpy(), len(task.features)
-        if isinstance(method, OGD):
+        if isinstance(method, SampleProjection):
             rows.append(phi[remembered(method.memory, method.seed, j, n).numpy()])
-        elif isinstance(method, PCAOGD):
+        elif isinstance(method, ComponentProjection):
             phi = phi - phi.mean(0) * method.centred
             rows.append(np.linalg.svd(phi)[2][: method.components])
-        elif isinstance(method, GEMNT):
+        elif isinstance(method, GradientProjection):
             kept = remembered(method.memory, method.seed, j, n).numpy()
             residual = (task.outputs.numpy() + phi @ weights - task.targets.numpy())[kept]
             gradient = phi[kept].T @ residual / len(kept)
@@ -135,10 +135,10 @@ def test_the_expression_is_the_drift(seed, sizes, p, whole, weight_decay, name, 
     # More samples than parameters, duplicates, zero features: all that makes kernels singular.
     tasks = random_tasks(seed, sizes, p, whole=whole)
     method = {
-        "ogd": OGD(memory, seed),
-        "pca": PCAOGD(memory),
-        "centred": PCAOGD(memory, centred=True),
-        "gem": GEMNT(memory, seed),
+        "ogd": SampleProjection(memory, seed),
+        "pca": ComponentProjection(memory),
+        "centred": ComponentProjection(memory, centred=True),
+        "gem": GradientProjection(memory, seed),
     }.get(name, METHODS["sgd"])
     solved = learn(tasks, method, weight_decay=weight_decay)
     for s, t in pairs(len(tasks)):
@@ -151,7 +151,7 @@ def test_the_expression_is_the_drift(seed, sizes, p, whole, weight_decay, name, 
 def test_the_parts_are_those_of_the_corollary():
     # U, Σ, O, M and ỹ as the paper writes them, with matrices p × p.
     tasks = network_tasks("mlp")
-    solved = learn(tasks, PCAOGD(components=2), weight_decay=0.3)
+    solved = learn(tasks, ComponentProjection(components=2), weight_decay=0.3)
     parts = decompose(solved, 0, 2)
     assert [c.task for c in parts.contributions] == [1, 2]
     u, s, v = parts.factors.u, parts.factors.s.diag(), parts.factors.v
@@ -187,7 +187,9 @@ def test_m_of_a_task_that_is_partly_protected():
     first, second = random_tasks(4, (3, 4), 12)
     shared = torch.cat([first.features[:2], second.features[:2]])
     solved = learn(
-        [first, LinearTask(shared, second.targets, second.outputs)], OGD(), weight_decay=0.3
+        [first, LinearTask(shared, second.targets, second.outputs)],
+        SampleProjection(),
+        weight_decay=0.3,
     )
     f, phi = solved.factors[1], shared @ dense_projection(solved.bases[1])
     kernel = phi @ phi.T + 0.3 * torch.eye(4, dtype=phi.dtype)
@@ -199,7 +201,7 @@ def test_m_of_a_task_that_is_partly_protected():
 def test_forgetting_can_be_measured_on_other_samples():
     tasks = network_tasks("mlp")
     held_out = network_tasks("mlp", sizes=(4,), seed=0)[0].features + 0.1
-    solved = learn(tasks, OGD(memory=3), weight_decay=0.1)
+    solved = learn(tasks, SampleProjection(memory=3), weight_decay=0.1)
     parts = decompose(solved, 1, 3, held_out)
     change = solved.weights[4] - solved.weights[2]
     assert parts.total == pytest.approx(float((held_out @ change).square().sum()), rel=1e-10)
@@ -228,6 +230,6 @@ def test_tangent_features_give_what_autograd_gives(kind):
         coordinates(gram_grid(operators)),
     ):
         tasks = [LinearTask(phi, t, 0 * t) for phi, t in zip(features, targets, strict=True)]
-        solved = learn(tasks, PCAOGD(2), weight_decay=0.1)
+        solved = learn(tasks, ComponentProjection(2), weight_decay=0.1)
         totals.append([decompose(solved, s, t).total for s, t in pairs(3)])
     assert totals[0] == pytest.approx(totals[1], rel=1e-8)

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless.support.errors import TrainingError
-from forgetless.theory import GEMNT, OGD, PCAOGD, SGD, Descent, LinearTask, learn, remembered
+from forgetless.theory import (
+    ComponentProjection,
+    Descent,
+    GradientProjection,
+    LinearTask,
+    NoProjection,
+    SampleProjection,
+    learn,
+    remembered,
+)
 from tests.theory.problems import METHODS, dense_projection, network_tasks, random_tasks
 
 seeds = st.integers(0, 10_000)
@@ -30,7 +39,7 @@ def test_the_projected_gradient_of_the_halved_objective_vanishes(method, weight_
 
 def test_predictions_are_recursive():
     tasks = network_tasks("mlp")
-    solved = learn(tasks, PCAOGD(2), weight_decay=0.1)
+    solved = learn(tasks, ComponentProjection(2), weight_decay=0.1)
     f = solved.predict(tasks[2].features, tasks[2].outputs)
     assert f.shape == (5, 8)
     torch.testing.assert_close(f[0], tasks[2].outputs)
@@ -41,7 +50,7 @@ def test_predictions_are_recursive():
 @given(seed=seeds, n=st.integers(1, 5), p=st.integers(1, 12), whole=st.booleans())
 def test_ogd_that_stores_all_samples_forgets_none(seed, n, p, whole):
     tasks = random_tasks(seed, (n, n + 1, n), p, whole=whole)
-    for method in (OGD(), PCAOGD()):
+    for method in (SampleProjection(), ComponentProjection()):
         solved = learn(tasks, method)
         for s, t in ((0, 1), (0, 2), (1, 2)):
             assert float(solved.drift(s, t).square().sum()) < 1e-16
@@ -51,7 +60,7 @@ def test_ogd_that_stores_all_samples_forgets_none(seed, n, p, whole):
 def test_ogd_keeps_the_stored_samples_and_moves_others(weight_decay):
     tasks = network_tasks("cnn")
     kept = (torch.tensor([0, 4]), torch.tensor([1, 2, 6]), torch.tensor([5]))
-    solved = learn(tasks, OGD(kept), weight_decay=weight_decay)
+    solved = learn(tasks, SampleProjection(kept), weight_decay=weight_decay)
     for s, index in enumerate(kept):
         drift = solved.drift(s, 3)
         assert float(drift[index].abs().max()) < 1e-12
@@ -62,8 +71,8 @@ def test_ogd_keeps_the_stored_samples_and_moves_others(weight_decay):
 @given(seed=seeds, whole=st.booleans(), weight_decay=st.sampled_from([0.0, 0.5]))
 def test_pca_ogd_with_all_components_is_ogd_with_all_samples(seed, whole, weight_decay):
     tasks = random_tasks(seed, (3, 4, 3), 8, whole=whole)
-    a = learn(tasks, OGD(), weight_decay=weight_decay)
-    b = learn(tasks, PCAOGD(), weight_decay=weight_decay)
+    a = learn(tasks, SampleProjection(), weight_decay=weight_decay)
+    b = learn(tasks, ComponentProjection(), weight_decay=weight_decay)
     torch.testing.assert_close(a.steps, b.steps, rtol=1e-7, atol=1e-7)
 
 
@@ -73,7 +82,7 @@ def test_a_duplicated_sample_changes_nothing_without_weight_decay():
         LinearTask(*(torch.cat([t, t[:2]]) for t in (task.features, task.targets, task.outputs)))
         for task in tasks
     ]
-    for method in (SGD(), OGD()):
+    for method in (NoProjection(), SampleProjection()):
         a, b = learn(tasks, method), learn(twice, method)
         assert [f.rank for f in b.factors] == [4, 4, 4]
         torch.testing.assert_close(a.steps, b.steps, rtol=1e-9, atol=1e-9)
@@ -82,7 +91,7 @@ def test_a_duplicated_sample_changes_nothing_without_weight_decay():
 def test_contradicting_targets_are_met_halfway():
     row = torch.tensor([[1.0, 2.0]])
     task = LinearTask(torch.cat([row, row]), torch.tensor([0.0, 2.0]), torch.zeros(2))
-    solved = learn([task], SGD())
+    solved = learn([task], NoProjection())
     torch.testing.assert_close(solved.steps[0], torch.tensor([0.2, 0.4], dtype=torch.float64))
 
 
@@ -90,7 +99,7 @@ def test_a_task_inside_what_is_protected_does_not_move():
     first, _ = random_tasks(0, (4, 4), 6)
     inside = LinearTask(first.features[:2] * 3, first.targets[:2] + 1, first.outputs[:2])
     for solver in (None, Descent()):
-        solved = learn([first, inside], OGD(), solver=solver)
+        solved = learn([first, inside], SampleProjection(), solver=solver)
         assert float(solved.steps[1].norm()) < 1e-13
 
 
@@ -98,7 +107,11 @@ def test_features_of_zero_learn_nothing():
     nothing = LinearTask(torch.zeros(3, 4), torch.ones(3), torch.zeros(3))
     other = random_tasks(0, (3,), 4)[0]
     for method in METHODS.values():
-        method = {OGD: OGD(2), GEMNT: GEMNT(2), PCAOGD: PCAOGD(2)}.get(type(method), method)
+        method = {
+            SampleProjection: SampleProjection(2),
+            GradientProjection: GradientProjection(2),
+            ComponentProjection: ComponentProjection(2),
+        }.get(type(method), method)
         solved = learn([nothing, other, nothing], method)
         assert not solved.steps[0].any()
         assert not solved.steps[2].any()
@@ -108,17 +121,17 @@ def test_features_of_zero_learn_nothing():
 def test_gem_nt_does_not_protect_a_task_with_zero_loss():
     # λ = 0 and no conflict: the gradient of the task just learned is zero, so task 2 is SGD's.
     tasks = random_tasks(1, (3, 3, 3), 20)
-    solved = learn(tasks, GEMNT())
+    solved = learn(tasks, GradientProjection())
     assert [len(b) for b in solved.bases] == [0, 0, 1]
-    torch.testing.assert_close(solved.steps[1], learn(tasks, SGD()).steps[1])
-    assert [len(b) for b in learn(tasks, GEMNT(), weight_decay=0.1).bases] == [0, 1, 2]
+    torch.testing.assert_close(solved.steps[1], learn(tasks, NoProjection()).steps[1])
+    assert [len(b) for b in learn(tasks, GradientProjection(), weight_decay=0.1).bases] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.4])
 def test_what_is_left_of_a_task_is_drift_and_weight_decay(weight_decay):
     # f_t(X_s) − y_s = δ^{s→t} − λ (κ_s + λ I)⁻¹ ỹ_s; the paper prints ỹ_s + δ^{s→t}.
     tasks = network_tasks("mlp")
-    solved = learn(tasks, PCAOGD(2), weight_decay=weight_decay)
+    solved = learn(tasks, ComponentProjection(2), weight_decay=weight_decay)
     for s, t in ((0, 2), (1, 3)):
         phi = tasks[s].features
         kernel = phi @ dense_projection(solved.bases[s]) @ phi.T
@@ -130,20 +143,25 @@ def test_what_is_left_of_a_task_is_drift_and_weight_decay(weight_decay):
 
 def test_weight_decay_pulls_towards_the_previous_task():
     tasks = random_tasks(0, (3, 3), 10)
-    strong = learn(tasks, SGD(), weight_decay=1e9)
+    strong = learn(tasks, NoProjection(), weight_decay=1e9)
     assert float(strong.steps.norm()) < 1e-7
     stays = [tasks[0], LinearTask(tasks[1].features, tasks[1].targets, tasks[1].outputs)]
-    first = learn(stays[:1], SGD(), weight_decay=0.1)
+    first = learn(stays[:1], NoProjection(), weight_decay=0.1)
     met = stays[1].outputs + stays[1].features @ first.steps[0]
     stays[1] = LinearTask(stays[1].features, met, stays[1].outputs)
-    assert float(learn(stays, SGD(), weight_decay=0.1).steps[1].norm()) < 1e-12
+    assert float(learn(stays, NoProjection(), weight_decay=0.1).steps[1].norm()) < 1e-12
 
 
 def test_descent_with_and_without_momentum_end_at_the_same_place():
     tasks = random_tasks(5, (4, 4), 12)
     for weight_decay in (0.0, 0.5):
         ends = [
-            learn(tasks, OGD(2), weight_decay=weight_decay, solver=Descent(accelerated=fast)).steps
+            learn(
+                tasks,
+                SampleProjection(2),
+                weight_decay=weight_decay,
+                solver=Descent(accelerated=fast),
+            ).steps
             for fast in (True, False)
         ]
         torch.testing.assert_close(*ends, rtol=1e-8, atol=1e-9)
@@ -152,7 +170,7 @@ def test_descent_with_and_without_momentum_end_at_the_same_place():
 def test_descent_that_does_not_converge_says_so():
     tasks = random_tasks(5, (4,), 12)
     with pytest.raises(TrainingError, match="not converged in 3 steps"):
-        learn(tasks, SGD(), solver=Descent(max_steps=3))
+        learn(tasks, NoProjection(), solver=Descent(max_steps=3))
 
 
 def test_a_memory_is_drawn_from_its_seed_alone():
@@ -162,7 +180,7 @@ def test_a_memory_is_drawn_from_its_seed_alone():
     assert len(set(a.tolist())) == 5
     assert not torch.equal(a, remembered(5, 4, 1, 50))
     assert not torch.equal(a, remembered(5, 3, 2, 50))
-    learn(random_tasks(0, (6, 6), 9), OGD(3))
+    learn(random_tasks(0, (6, 6), 9), SampleProjection(3))
     assert torch.equal(state, torch.random.get_rng_state())
 
 
@@ -171,7 +189,7 @@ def test_what_carries_a_graph_is_let_go():
     attached = LinearTask(
         *(t.clone().requires_grad_() for t in (task.features, task.targets, task.outputs))
     )
-    solved = learn([attached, attached], OGD(2))
+    solved = learn([attached, attached], SampleProjection(2))
     assert not solved.steps.requires_grad
     assert not solved.residuals[1].requires_grad
 
@@ -179,6 +197,8 @@ def test_what_carries_a_graph_is_let_go():
 def test_float32_features_are_worked_on_in_float64():
     tasks = random_tasks(0, (3, 3), 6)
     single = [LinearTask(t.features.float(), t.targets.float(), t.outputs.float()) for t in tasks]
-    solved = learn(single, OGD(2))
+    solved = learn(single, SampleProjection(2))
     assert solved.steps.dtype == torch.float64
-    torch.testing.assert_close(solved.steps, learn(tasks, OGD(2)).steps, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        solved.steps, learn(tasks, SampleProjection(2)).steps, rtol=1e-4, atol=1e-4
+    )

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 
 from forgetless.theory import (
-    GEMNT,
-    OGD,
-    PCAOGD,
-    SGD,
+    ComponentProjection,
+    GradientProjection,
     LinearTask,
+    NoProjection,
+    SampleProjection,
     component_memory,
     coordinates,
     decompose,
@@ -56,7 +56,12 @@ def test_tiny_angles_keep_their_digits():
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 5), m=st.integers(1, 5), p=st.integers(1, 8))
 def test_overlap_is_a_contraction(seed, n, m, p):
     tasks = random_tasks(seed, (n, m, n), p)
-    for method in (SGD(), OGD(1), PCAOGD(1), GEMNT(1)):
+    for method in (
+        NoProjection(),
+        SampleProjection(1),
+        ComponentProjection(1),
+        GradientProjection(1),
+    ):
         solved = learn(tasks, method, weight_decay=0.1)
         spectrum = overlap_spectrum(learned_overlap(solved, 0, 2))
         assert bool((spectrum <= 1 + 1e-12).all())
@@ -67,9 +72,9 @@ def test_overlap_by_gram_matrices_is_that_by_svd(kind):
     tasks = network_tasks(kind)
     grid, sizes = grid_of(tasks), [len(t.targets) for t in tasks]
     for s, t in pairs(4):
-        ogd = OGD(memory=3, seed=1)
-        pca = PCAOGD(components=2)
-        gem = GEMNT(memory=4, seed=2)
+        ogd = SampleProjection(memory=3, seed=1)
+        pca = ComponentProjection(components=2)
+        gem = GradientProjection(memory=4, seed=2)
         kept3 = [remembered(3, 1, j, sizes[j]) for j in range(t)]
         kept4 = [remembered(4, 2, j, sizes[j]) for j in range(t)]
         for_gem = learn(tasks, gem, weight_decay=0.5)
@@ -77,7 +82,7 @@ def test_overlap_by_gram_matrices_is_that_by_svd(kind):
             for_gem.predict(task.features, task.outputs)[t] - task.targets for task in tasks[:t]
         ]
         memories = {
-            SGD(): None,
+            NoProjection(): None,
             ogd: sample_memory(grid, kept3),
             pca: component_memory(grid, t, 2),
             gem: gradient_memory(grid, kept4, left),
@@ -136,7 +141,7 @@ def test_duplicates_do_not_become_directions_in_coordinates():
         for z, t in zip(coordinates(grid_of(twice)), twice, strict=True)
     ]
     assert narrow[0].features.shape[1] == 9
-    a, b = learn(twice, OGD(memory=7)), learn(narrow, OGD(memory=7))
+    a, b = learn(twice, SampleProjection(memory=7)), learn(narrow, SampleProjection(memory=7))
     assert len(a.bases[1]) == len(b.bases[1])
     torch.testing.assert_close(a.drift(0, 1), b.drift(0, 1), rtol=1e-8, atol=1e-9)
 

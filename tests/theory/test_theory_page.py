@@ -30,8 +30,8 @@ def test_the_page_says_what_its_python_computes():
     assert (bound.printed, bound.valid, bound.tight) == pytest.approx((19.7, 58.9, 7.4), abs=0.1)
 
     tasks = names["tasks"]
-    sgd = theory.learn(tasks, theory.SGD(), weight_decay=0.1)
-    gem = theory.learn(tasks, theory.GEMNT(10), weight_decay=0.1)
+    sgd = theory.learn(tasks, theory.NoProjection(), weight_decay=0.1)
+    gem = theory.learn(tasks, theory.GradientProjection(10), weight_decay=0.1)
     spectra = [theory.overlap_spectrum(theory.learned_overlap(x, 0, 3)) for x in (learned, sgd)]
     assert [float(s[0]) for s in spectra] == pytest.approx([0.33, 0.55], abs=0.01)
     assert theory.decompose(sgd, 0, 3).total == pytest.approx(5.90, abs=0.01)

@@ -11,9 +11,9 @@ from torch import nn
 from forgetless.methods import Samples
 from forgetless.support.streams import batch
 from forgetless.tangent import chunks
+from forgetless.tangent.autograd import autograd_check
 from forgetless.tangent.capture import capture
-from forgetless.tangent.problem import Problem
-from forgetless.tangent.truth import truth_of
+from forgetless.tangent.evaluation import Evaluation
 from forgetless.training.network import Network
 from tests.tangent.reference import built, by_loop, random
 
@@ -135,8 +135,8 @@ def test_autograd_confirms_once_how_samples_lie_in_a_chain(chain, monkeypatch):
     """Other networks may treat other samples differently, and are asked about each."""
     asked = []
     monkeypatch.setattr(
-        "forgetless.tangent.capture.truth_of",
-        lambda *problem: asked.append(len(problem[0])) or truth_of(*problem),
+        "forgetless.tangent.capture.autograd_check",
+        lambda *problem: asked.append(len(problem[0])) or autograd_check(*problem),
     )
     net = network(training=False)
     assert net.perceptron is not None
@@ -165,7 +165,7 @@ def test_a_layout_is_not_believed_of_layers_in_another_order():
     names = tuple(n for n, _ in model.named_parameters())
     values = {n: p.detach() for n, p in model.named_parameters()}
     x = random(5, 4)
-    problem = Problem.at(model, values, names, (x,), {}, lambda out: out, ())
+    problem = Evaluation.at(model, values, names, (x,), {}, lambda out: out, ())
     first = capture(problem)
     second = capture(problem, frozenset(), first.layout)
     assert first.layout is not None

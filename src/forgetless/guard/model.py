@@ -17,8 +17,8 @@ from forgetless.guard.distributed.sharding import plain_copy
 from forgetless.guard.parameters import Parameters
 from forgetless.support.errors import ConfigError, DataError
 from forgetless.support.streams import batch
-from forgetless.tangent import Batch, TangentFeatures, features_of, shared_features
-from forgetless.tangent.functional import called
+from forgetless.tangent import Batch, TangentFeatures, features_of, sliced_features
+from forgetless.tangent.evaluation import call_with, eval_mode
 
 # Samples that go through the model together to see whether their gradient is finite.
 _LOSS_CHUNK = 64
@@ -56,16 +56,16 @@ class GuardedModel:
 
     def features(self, samples: Remembered) -> TangentFeatures:
         """φ of the protected scalars, at the present weights and in eval mode."""
-        with self._eval():
+        with eval_mode(self.module):
             scalars = [self._scalar(part) for part in samples.parts]
             phi = self._per_sample(samples, scalars[0])
         shares = self.parameters.shares
-        return phi if shares is None else shared_features(phi, shares)
+        return phi if shares is None else sliced_features(phi, shares)
 
     def loss_features(self, samples: Remembered) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""
         self.check_loss(samples)
-        with self._eval():
+        with eval_mode(self.module):
             return self._per_sample(samples, self._losses)
 
     def counted(self, parts: Sequence[Part]) -> int:
@@ -107,7 +107,7 @@ class GuardedModel:
                 "batch norm cannot be trained on one remembered sample alone: remember at least "
                 "two of every shape"
             )
-        with self._eval():
+        with eval_mode(self.module):
             for part in samples.parts:
                 outputs, target = self._tried(part)
                 self.loss.check(outputs, target, part.target)
@@ -117,7 +117,7 @@ class GuardedModel:
         self.check_loss(samples)
         self.refuse_unlabelled(self.counted(samples.parts))
         theta = self.parameters.read()
-        with self._eval():
+        with eval_mode(self.module):
             for index in torch.arange(len(samples)).split(_LOSS_CHUNK):
                 if not bool(self.loss_gradient(samples.select(index), theta).isfinite().all()):
                     raise DataError(
@@ -149,7 +149,7 @@ class GuardedModel:
 
     def _outputs(self, part: Part, values: dict[str, Tensor]) -> Any:
         try:
-            return called(self.module, values, part.args, part.kwargs)
+            return call_with(self.module, values, part.args, part.kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if len(part) == 1 and "more than 1 value per channel" in str(error):
                 raise ConfigError(
@@ -176,16 +176,6 @@ class GuardedModel:
         """The samples where the model is, and as precise as its gradients are computed."""
         device = self.parameters.device
         return part.mapped(lambda t: _full(t.to(device)))
-
-    @contextmanager
-    def _eval(self) -> Iterator[None]:
-        modes = {module: module.training for module in self.module.modules()}
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
 
 
 @contextmanager

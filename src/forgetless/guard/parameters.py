@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import here, shares_of
 from forgetless.support.errors import ConfigError, require
-from forgetless.tangent import chosen_names, refuse_mixed
+from forgetless.tangent import chosen_names, require_one_precision
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
 Params = nn.Module | str | Iterable[str | nn.Parameter | nn.Module] | Callable[[str], bool] | None
@@ -44,7 +44,7 @@ class Parameters:
         own = dict(module.named_parameters())
         self.names = tuple(names)
         self.tensors: list[Tensor] = [own[name] for name in names]
-        refuse_mixed(self.tensors)
+        require_one_precision(self.tensors)
         self.shapes = {name: tuple(own[name].shape) for name in names}
         self.shares = shares_of({name: own[name] for name in names})
         self._shapes_here = [tuple(here(t).shape) for t in self.tensors]

@@ -14,7 +14,7 @@ from forgetless.methods import GEMNT, SGD, Samples
 from forgetless.subspace import DenseSubspace, FactoredSubspace, Subspace
 from forgetless.support.errors import TraceError
 from forgetless.support.streams import stream
-from forgetless.tangent import TangentFeatures, held
+from forgetless.tangent import TangentFeatures, stored
 from forgetless.trace import Trace
 from forgetless.training.build import make_learner
 from forgetless.training.models import build_model
@@ -112,4 +112,4 @@ class Replay:
     def features(self, samples: Samples) -> list[TangentFeatures]:
         """φ of the samples at the present weights, for each seed, captured once."""
         network = self.learner.network
-        return [held(network.features(samples, row)) for row in range(len(self.seeds))]
+        return [stored(network.features(samples, row)) for row in range(len(self.seeds))]

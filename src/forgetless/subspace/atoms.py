@@ -12,7 +12,7 @@ from torch.linalg import cholesky, solve_triangular
 from forgetless.linalg import float64
 from forgetless.subspace.base import Outers, refuse_infinite
 from forgetless.subspace.selection import best_rows, independent, inverse_norm
-from forgetless.tangent import TangentFeatures, held, joined, nothing_held
+from forgetless.tangent import TangentFeatures, concatenated, empty_features, stored
 from forgetless.tangent.blocks import Outer
 
 # Least share of a direction's squared length outside of the earlier ones for which rounding in
@@ -47,7 +47,7 @@ class Atoms:
     def none(cls, like: TangentFeatures) -> Self:
         """No directions yet."""
         empty = float64(like.like).new_zeros(0, 0)
-        return cls(nothing_held(like), None, empty, empty)
+        return cls(empty_features(like), None, empty, empty)
 
     @property
     def rank(self) -> int:
@@ -135,11 +135,11 @@ class Atoms:
         moments = self._moments(inside, total)
         if self.weights is None:
             return replace(
-                self, phi=joined(self.phi, held(phi, kept)), factor=factor, moments=moments
+                self, phi=concatenated(self.phi, stored(phi, kept)), factor=factor, moments=moments
             )
         some = torch.eye(len(phi)).to(factor)[kept]
         weights = torch.block_diag(self.weights, some)
-        return type(self)(joined(self.phi, phi), weights, factor, moments)
+        return type(self)(concatenated(self.phi, phi), weights, factor, moments)
 
     def with_combinations(
         self, phi: TangentFeatures, values: Tensor, weights: Tensor, total: float
@@ -154,7 +154,7 @@ class Atoms:
         moments = self._moments(values.unsqueeze(1) * inside, total)
         mine = torch.eye(self.rank).to(factor) if self.weights is None else self.weights
         both = torch.block_diag(mine, weights[kept])
-        return type(self)(joined(self.phi, phi), both, factor, moments)
+        return type(self)(concatenated(self.phi, phi), both, factor, moments)
 
     def _grown(
         self, gram: Tensor, cross: Tensor, weights: Tensor | None
@@ -240,7 +240,7 @@ class Atoms:
         factor = cholesky(some @ some.T).contiguous()  # rounds as after a file
         turned = solve_triangular(factor, some, upper=False)  # V' Vᵀ
         moments = (turned @ self.moments @ turned.T).contiguous()
-        return type(self)(held(self.phi, kept), None, factor, moments)
+        return type(self)(stored(self.phi, kept), None, factor, moments)
 
 
 def _weighted(gram: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from forgetless.subspace.base import Outers, Record
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, Storage
 from forgetless.support.cuda_graphs import side_by_side
-from forgetless.tangent import TangentFeatures, from_tensors, held, held_bytes, to_tensors
+from forgetless.tangent import TangentFeatures, from_tensors, stored, stored_bytes, to_tensors
 
 
 @final
@@ -58,7 +58,7 @@ class FactoredSubspace:
     @property
     def nbytes(self) -> int:
         """Of the samples' factors, and of the small matrices that go with them."""
-        return sum(held_bytes(atoms.phi) + atoms.small_bytes for atoms in self.atoms)
+        return sum(stored_bytes(atoms.phi) + atoms.small_bytes for atoms in self.atoms)
 
     def project_out(self, g: Tensor, outers: Outers | None = None) -> Tensor:
         """G without its part in the subspace: (S, p) → (S, p).
@@ -86,7 +86,7 @@ class FactoredSubspace:
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         """With the features of all samples, one operator a seed."""
         before = self.atoms or tuple(map(Atoms.none, features))
-        grown = [old.with_samples(held(phi)) for old, phi in zip(before, features, strict=True)]
+        grown = [old.with_samples(stored(phi)) for old, phi in zip(before, features, strict=True)]
         return self._extended(grown, [1.0] * len(features))
 
     def add_principal(
@@ -95,7 +95,7 @@ class FactoredSubspace:
         """With the samples' top directions, one operator a seed."""
         grown, shares = [], []
         before = self.atoms or tuple(map(Atoms.none, features))
-        for old, phi in zip(before, map(held, features), strict=True):
+        for old, phi in zip(before, map(stored, features), strict=True):
             values, weights, total = phi.top_weights(components, centred=centred)
             grown.append(old.with_combinations(phi, values, weights, total))
             shares.append(float(values.square().sum()) / max(total, 1e-300))

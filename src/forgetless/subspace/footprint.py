@@ -11,7 +11,7 @@ import torch
 from forgetless.subspace.storage import STORAGES, Storage
 from forgetless.support.errors import MemoryShortageError
 from forgetless.support.sizes import in_words
-from forgetless.tangent import TangentFeatures, held, held_bytes
+from forgetless.tangent import TangentFeatures, stored, stored_bytes
 
 # Of the memory that is free, what directions may take: while those of a task are added, the old
 # rows and the new ones are there at once, and training needs room too.
@@ -61,7 +61,7 @@ class Footprint:
     @classmethod
     def of(cls, phi: TangentFeatures, demand: Demand, **counts: int) -> "Footprint":
         """By the features of a few samples."""
-        one = held_bytes(held(phi)) / len(phi)
+        one = stored_bytes(stored(phi)) / len(phi)
         return cls(demand, phi.shape[1], phi.like.element_size(), one, **counts)
 
     @property

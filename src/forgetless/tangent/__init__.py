@@ -1,39 +1,43 @@
 """Tangent features: the gradient of a network's output, sample by sample."""
 
-from forgetless.tangent.arguments import chosen_names, refuse_mixed, tangent_features
+from forgetless.tangent.arguments import chosen_names, require_one_precision, tangent_features
 from forgetless.tangent.chunks import Known
-from forgetless.tangent.features import Batch, TangentFeatures, features_of
-from forgetless.tangent.held import (
-    bytes_by_parameter,
-    held,
-    held_bytes,
-    joined,
-    merged,
-    nothing_held,
-)
-from forgetless.tangent.share import Share, shared_features
+from forgetless.tangent.evaluation import call_with, eval_mode, true_class
+from forgetless.tangent.features import Batch, TangentFeatures, features_of, top_weights_of_each
+from forgetless.tangent.slices import ParameterSlice, sliced_features
 from forgetless.tangent.spectrum import principal_weights
-from forgetless.tangent.stored import from_tensors, to_tensors
-from forgetless.tangent.together import top_weights_of_each
+from forgetless.tangent.storage import (
+    bytes_by_parameter,
+    concatenated,
+    empty_features,
+    from_tensors,
+    merged,
+    stored,
+    stored_bytes,
+    to_tensors,
+)
 
 __all__ = [
     "Batch",
     "Known",
-    "Share",
+    "ParameterSlice",
     "TangentFeatures",
     "bytes_by_parameter",
+    "call_with",
     "chosen_names",
+    "concatenated",
+    "empty_features",
+    "eval_mode",
     "features_of",
     "from_tensors",
-    "held",
-    "held_bytes",
-    "joined",
     "merged",
-    "nothing_held",
     "principal_weights",
-    "refuse_mixed",
-    "shared_features",
+    "require_one_precision",
+    "sliced_features",
+    "stored",
+    "stored_bytes",
     "tangent_features",
     "to_tensors",
     "top_weights_of_each",
+    "true_class",
 ]

@@ -1,4 +1,4 @@
-"""`tangent_features`: what a user hands over, checked and made into a problem."""
+"""`tangent_features`: what a user hands over, checked and made into a evaluation."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeGuard
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from forgetless.support.errors import ConfigError, DataError, require
 from forgetless.tangent.chunks import Chunks
+from forgetless.tangent.evaluation import Evaluation, Scalar, true_class
 from forgetless.tangent.features import TangentFeatures
-from forgetless.tangent.problem import Problem, Scalar
 
 Inputs = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
 Params = nn.Module | str | Iterable[str | nn.Parameter]
@@ -55,23 +55,19 @@ def tangent_features(
     args, kwargs = _inputs(x)
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     _refuse_values(values, names)
-    refuse_mixed(values[name] for name in names)
+    require_one_precision(values[name] for name in names)
     _refuse_batch_layers(model)
     n, device = len((*args, *kwargs.values())[0]), values[names[0]].device
-    belongings = () if y is None else (_labels(y, n).to(device),)
-    scalar: Scalar = _each_output if y is None else _true_class
-    problem = Problem.at(model, values, names, args, kwargs, scalar, belongings)
-    classes = _classes(problem)
-    for labels in belongings:
+    targets = () if y is None else (_labels(y, n).to(device),)
+    scalar: Scalar = _each_output if y is None else true_class
+    evaluation = Evaluation.at(model, values, names, args, kwargs, scalar, targets)
+    classes = _classes(evaluation)
+    for labels in targets:
         require(classes is not None, "y", "labels", "None for a model with outputs (n,)")
         low, high = int(labels.min()), int(labels.max())
         accepted = f"in [0, {classes}), the model's outputs"
         require(low >= 0 and high < (classes or 0), "y", f"labels {low} to {high}", accepted)
-    return TangentFeatures(Chunks([problem], chunk))
-
-
-def _true_class(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return TangentFeatures(Chunks([evaluation], chunk))
 
 
 def _each_output(outputs: Tensor) -> Tensor:
@@ -141,7 +137,7 @@ def _said(x: object) -> str:
     return f"a tensor {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
-def refuse_mixed(parameters: Iterable[Tensor]) -> None:
+def require_one_precision(parameters: Iterable[Tensor]) -> None:
     """Refuse those of float32 beside those of float64; half precision counts as float32."""
     kinds = {torch.promote_types(p.dtype, torch.float32) for p in parameters}
     if len(kinds) > 1:
@@ -184,11 +180,11 @@ def _labels(y: Tensor, n: int) -> Tensor:
     return y.long()
 
 
-def _classes(problem: Problem) -> int | None:
+def _classes(evaluation: Evaluation) -> int | None:
     """C, None for outputs (n,), once the outputs are seen to be a sample's own."""
-    some = problem.select(slice(0, _COMPARED))
+    some = evaluation.select(slice(0, _COMPARED))
     try:
-        with problem.running(), torch.no_grad():
+        with evaluation.running(), torch.no_grad():
             together = some.outputs({})
             alone = [some.select(slice(i, i + 1)).outputs({}) for i in range(some.n)]
             again = some.outputs({})

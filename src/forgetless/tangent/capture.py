@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.support.errors import ConfigError
+from forgetless.tangent.autograd import (
+    VMAP_ERRORS,
+    AutogradCheck,
+    ParameterUses,
+    autograd_check,
+    rows_by_loop,
+    rows_by_vmap,
+)
 from forgetless.tangent.blocks import Block, Outer, Rows
+from forgetless.tangent.evaluation import Evaluation
 from forgetless.tangent.factors import merged
-from forgetless.tangent.fallback import VMAP_ERRORS, rows_by_loop, rows_by_vmap
-from forgetless.tangent.problem import Problem
 from forgetless.tangent.rules import RULES, Contribution, matrix_shape
-from forgetless.tangent.truth import Truth, truth_of
-from forgetless.tangent.uses import Uses
 
 _INTERACT = (
     "a sample's outputs depend on the other samples of a batch, so it has no gradient of its own"
@@ -26,7 +31,7 @@ _AXES = (0, 1)
 
 @final
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """Where layers have the samples, as autograd has confirmed it for every parameter.
 
     Arguments:
@@ -51,7 +56,7 @@ class Captured:
 
     blocks: tuple[Mapping[str, Block], ...]
     rules: Mapping[str, str]
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
 
 @final
@@ -66,7 +71,9 @@ class _Call:
 
 
 def capture(
-    problem: Problem, given_up: frozenset[str] = frozenset(), layout: Layout | None = None
+    evaluation: Evaluation,
+    given_up: frozenset[str] = frozenset(),
+    layout: SampleLayout | None = None,
 ) -> Captured:
     """Every parameter's per-sample gradients: by its layer's rule if it holds, else by rows.
 
@@ -78,63 +85,63 @@ def capture(
         given_up: parameters for which no rule is tried.
         layout: of other samples, if these must lie as they do: then autograd is not asked again.
     """
-    leaves = problem.leaves()
+    leaves = evaluation.leaves()
     calls: list[_Call] = []
-    uses = Uses(leaves)
-    with problem.running():
-        handles = _watch(problem, given_up, calls, uses)
+    uses = ParameterUses(leaves)
+    with evaluation.running():
+        handles = _watch(evaluation, given_up, calls, uses)
         try:
             with uses:
-                scalars = problem.scalars(leaves)
+                scalars = evaluation.scalars(leaves)
         finally:
             for handle in handles:
                 handle.remove()
         deltas = _output_gradients(scalars, calls)
         if layout is not None and layout.layers == tuple(call.layer for call in calls):
-            blocks = [_laid_out(problem, calls, of, layout) for of in deltas]
-            if all(len(of) == len(problem.names) for of in blocks):
+            blocks = [_laid_out(evaluation, calls, of, layout) for of in deltas]
+            if all(len(of) == len(evaluation.names) for of in blocks):
                 return Captured(tuple(blocks), layout.rules, layout)
-        truth = truth_of(scalars, leaves, [call.output for call in calls])
+        check = autograd_check(scalars, leaves, [call.output for call in calls])
         del scalars
-        blocks, rules, axes = _by_rules(problem, calls, deltas, truth, uses.elsewhere)
+        blocks, rules, axes = _by_rules(evaluation, calls, deltas, check, uses.elsewhere)
         layers = tuple(call.layer for call in calls)
         calls.clear()  # and with them the graph
-        rest = tuple(name for name in problem.names if name not in rules)
+        rest = tuple(name for name in evaluation.names if name not in rules)
         if rest:
-            by_rows, more = _by_rows(problem, rest, truth)
+            by_rows, more = _by_rows(evaluation, rest, check)
             blocks = [{**a, **b} for a, b in zip(blocks, by_rows, strict=True)]
             rules |= more
-    rules = {name: rules[name] for name in problem.names}
-    return Captured(tuple(blocks), rules, None if rest else Layout(layers, axes, rules))
+    rules = {name: rules[name] for name in evaluation.names}
+    return Captured(tuple(blocks), rules, None if rest else SampleLayout(layers, axes, rules))
 
 
 def _laid_out(
-    problem: Problem, calls: list[_Call], deltas: list[Tensor], layout: Layout
+    evaluation: Evaluation, calls: list[_Call], deltas: list[Tensor], layout: SampleLayout
 ) -> dict[str, Block]:
     """The blocks of one scalar, where the samples lie as that says."""
     blocks: dict[str, Block] = {
-        name: _nothing(problem, name) for name in problem.names if name not in layout.axes
+        name: _nothing(evaluation, name) for name in evaluation.names if name not in layout.axes
     }
     for axis in set(layout.axes.values()):
         others = {name for name, its in layout.axes.items() if its != axis}
-        blocks |= _build(problem, calls, deltas, axis, others)
+        blocks |= _build(evaluation, calls, deltas, axis, others)
     return blocks
 
 
-def _nothing(problem: Problem, name: str) -> Block:
+def _nothing(evaluation: Evaluation, name: str) -> Block:
     """A gradient of zero."""
-    value = problem.values[name]
-    return Outer((1, 1, value.numel()), (), value.new_empty(problem.n, 0))
+    value = evaluation.values[name]
+    return Outer((1, 1, value.numel()), (), value.new_empty(evaluation.n, 0))
 
 
 def _watch(
-    problem: Problem, given_up: frozenset[str], calls: list[_Call], uses: Uses
+    evaluation: Evaluation, given_up: frozenset[str], calls: list[_Call], uses: ParameterUses
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Hooks that write down every run of a layer that has a rule and a wanted parameter."""
-    wanted = set(problem.names) - given_up
-    called = {id(p): name for name, p in problem.module.named_parameters()}
+    wanted = set(evaluation.names) - given_up
+    called = {id(p): name for name, p in evaluation.module.named_parameters()}
     handles = []
-    for layer in problem.module.modules():
+    for layer in evaluation.module.modules():
         if type(layer) not in RULES:
             continue
         known = RULES[type(layer)].labels  # a hook may have given it others (weight_norm)
@@ -181,10 +188,10 @@ def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]
 
 
 def _by_rules(
-    problem: Problem,
+    evaluation: Evaluation,
     calls: list[_Call],
     deltas: list[list[Tensor]],
-    truth: Truth,
+    check: AutogradCheck,
     elsewhere: Collection[str],
 ) -> tuple[list[dict[str, Block]], dict[str, str], dict[str, int]]:
     """The blocks that a rule gives and autograd confirms, the rules' names and samples' axes."""
@@ -192,20 +199,20 @@ def _by_rules(
     found: list[dict[str, Block]] = [{} for _ in deltas]
     rules: dict[str, str] = {}
     axes: dict[str, int] = {}
-    for name in problem.names:
-        if name not in touched and truth.gradients[name] is None:
+    for name in evaluation.names:
+        if name not in touched and check.gradients[name] is None:
             for blocks in found:
-                blocks[name] = _nothing(problem, name)
+                blocks[name] = _nothing(evaluation, name)
             rules[name] = "unused"
     for axis in _AXES:
-        built = [_build(problem, calls, of, axis, set(rules)) for of in deltas]
+        built = [_build(evaluation, calls, of, axis, set(rules)) for of in deltas]
         labels = _labels(calls)
         candidates = {
             name: [blocks[name] for blocks in built]
             for name in labels
             if name not in elsewhere and all(name in blocks for blocks in built)
         }
-        for name in truth.confirmed(candidates):
+        for name in check.confirmed(candidates):
             for blocks, block in zip(found, candidates[name], strict=True):
                 blocks[name] = block
             rules[name], axes[name] = labels[name], axis
@@ -222,7 +229,7 @@ def _labels(calls: list[_Call]) -> dict[str, str]:
 
 
 def _build(
-    problem: Problem,
+    evaluation: Evaluation,
     calls: list[_Call],
     deltas: list[Tensor],
     axis: int,
@@ -237,21 +244,21 @@ def _build(
             continue
         rule = RULES[type(call.layer)]
         # A layer that computes in lower precision (autocast) hands over less than its weights hold.
-        like = problem.values[next(iter(wanted.values()))]
+        like = evaluation.values[next(iter(wanted.values()))]
         kept = call.kept if call.kept is None else _as_precise(call.kept, like)
         given = kept is not None and rule.contributions(
-            call.layer, kept, _as_precise(delta, like), problem.n, axis
+            call.layer, kept, _as_precise(delta, like), evaluation.n, axis
         )
         for kind, name in wanted.items():
             parts.setdefault(name, []).append(given[kind] if given else None)
-            shape = problem.values[name].shape
+            shape = evaluation.values[name].shape
             shapes.setdefault(name, set()).add(matrix_shape(call.layer, shape))
     blocks: dict[str, Block] = {}
     for name, several in parts.items():
         uses = [part for part in several if isinstance(part, tuple)]
         rows = [part for part in several if isinstance(part, Tensor)]
         if len(uses) == len(several) and len(shapes[name]) == 1:
-            like = problem.values[name].new_empty(problem.n, 0)
+            like = evaluation.values[name].new_empty(evaluation.n, 0)
             blocks[name] = Outer(next(iter(shapes[name])), tuple(merged(uses)), like)
         elif len(rows) == len(several):
             blocks[name] = Rows(rows[0] if len(rows) == 1 else torch.stack(rows).sum(0))
@@ -263,35 +270,35 @@ def _as_precise(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _by_rows(
-    problem: Problem, names: tuple[str, ...], truth: Truth
+    evaluation: Evaluation, names: tuple[str, ...], check: AutogradCheck
 ) -> tuple[list[dict[str, Block]], dict[str, str]]:
     """Rows by vmap where it can and autograd confirms them, else by a loop over samples."""
-    count = truth.weights.shape[1]
+    count = check.weights.shape[1]
     found: list[dict[str, Block]] = [{} for _ in range(count)]
     rules = dict.fromkeys(names, "loop")
     try:
-        by_vmap = rows_by_vmap(problem, names, count)
+        by_vmap = rows_by_vmap(evaluation, names, count)
     except VMAP_ERRORS:
         by_vmap = []
     for name in names if by_vmap else ():
         blocks: list[Block] = [Rows(rows[name]) for rows in by_vmap]
-        if truth.confirms(name, blocks):
+        if check.confirms(name, blocks):
             for column, block in zip(found, blocks, strict=True):
                 column[name] = block
             rules[name] = "vmap"
     rest = tuple(name for name in names if rules[name] == "loop")
     if rest:
-        by_loop = _by_loop(problem, rest, count)
+        by_loop = _by_loop(evaluation, rest, count)
         several: dict[str, list[Block]] = {n: [Rows(rows[n]) for rows in by_loop] for n in rest}
-        if isfinite(truth.rounding) and len(truth.confirmed(several)) < len(rest):
+        if isfinite(check.rounding) and len(check.confirmed(several)) < len(rest):
             raise ConfigError(_INTERACT)
         for k, column in enumerate(found):
             column.update({name: blocks[k] for name, blocks in several.items()})
     return found, rules
 
 
-def _by_loop(problem: Problem, names: tuple[str, ...], count: int) -> list[dict[str, Tensor]]:
+def _by_loop(evaluation: Evaluation, names: tuple[str, ...], count: int) -> list[dict[str, Tensor]]:
     try:
-        return rows_by_loop(problem, names, count)
+        return rows_by_loop(evaluation, names, count)
     except ValueError as error:  # of layers that need more than one sample
         raise ConfigError(f"{_INTERACT} ({error})") from error

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block
-from forgetless.tangent.capture import Captured, Layout, capture
+from forgetless.tangent.budget import available_bytes
+from forgetless.tangent.capture import Captured, SampleLayout, capture
+from forgetless.tangent.evaluation import Evaluation
 from forgetless.tangent.factors import cuts, distinct_bytes
-from forgetless.tangent.memory import memory_of
-from forgetless.tangent.problem import Problem
 
 _BUDGET = 1 << 30  # bytes of captured chunks that are kept
 _PROBE = 16  # samples that show how much memory one takes
@@ -31,7 +31,7 @@ class Piece:
     blocks: Mapping[str, Block]
 
 
-class Source(Protocol):
+class FeatureSource(Protocol):
     """Where the rows of φ come from, a chunk at a time."""
 
     @property
@@ -72,44 +72,46 @@ class Known:
     """
 
     sample_bytes: int
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
 
 @final
 class Chunks:
-    """Walks over the samples of problems, a chunk at a time.
+    """Walks over the samples of evaluations, a chunk at a time.
 
     Arguments:
-        problems: the same scalars of the same network, each of some samples; inputs of one problem
-            have one shape.
+        evaluations: the same scalars of the same network, each of some samples; inputs of
+            one evaluation have one shape.
         chunk: samples that go through the network at once; None: as many as fit well.
         known: from samples that are alike; otherwise a few samples show what one takes.
     """
 
     def __init__(
-        self, problems: Sequence[Problem], chunk: int | None, known: Known | None = None
+        self, evaluations: Sequence[Evaluation], chunk: int | None, known: Known | None = None
     ) -> None:
-        self.names = problems[0].names
-        values = [problems[0].values[name] for name in self.names]
+        self.names = evaluations[0].names
+        values = [evaluations[0].values[name] for name in self.names]
         self.sizes = tuple(value.numel() for value in values)
         self.like = torch.cat([value.new_empty(0) for value in values])
         self.kept: dict[int, list[Piece]] = {}
         self.kept_bytes = 0
         self.rules: dict[str, str] = {}
         # Memory of a GPU that is free is there to be used.
-        free = memory_of(self.like.device) if self.like.is_cuda else None
+        free = available_bytes(self.like.device) if self.like.is_cuda else None
         self.budget = max(_BUDGET, (free or 0) // 4)
         self._layout = None if known is None else known.layout
         if chunk is None and known is not None:
             chunk = self._fitting(known.sample_bytes)
-        size = min(problems[0].n, _PROBE if chunk is None else chunk)
-        first = self._capture(problems[0].select(slice(0, size)))
+        size = min(evaluations[0].n, _PROBE if chunk is None else chunk)
+        first = self._capture(evaluations[0].select(slice(0, size)))
         self.per_sample = len(first.blocks)  # K
         self.known = Known(max(1, _bytes(first) // size), first.layout)
-        if chunk is None and size < max(problem.n for problem in problems):
+        if chunk is None and size < max(evaluation.n for evaluation in evaluations):
             chunk = self._fitting(self.known.sample_bytes)
         self.parts = [
-            problem.select(some) for problem in problems for some in cuts(problem.n, chunk or size)
+            evaluation.select(some)
+            for evaluation in evaluations
+            for some in cuts(evaluation.n, chunk or size)
         ]
         self.starts = list(accumulate((part.n for part in self.parts), initial=0))
         if self.parts[0].n == size:
@@ -134,7 +136,7 @@ class Chunks:
             return self.kept[index]
         return self._keep(index, self._capture(self.parts[index]))
 
-    def _capture(self, part: Problem) -> Captured:
+    def _capture(self, part: Evaluation) -> Captured:
         fallen = frozenset(name for name, rule in self.rules.items() if rule in ("vmap", "loop"))
         captured = capture(part, fallen, self._layout)
         for name, rule in captured.rules.items():

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.errors import ConfigError, require
-from forgetless.tangent.chunks import Chunks, Known, Piece, Source
+from forgetless.tangent.budget import available_bytes, require_bytes
+from forgetless.tangent.chunks import Chunks, FeatureSource, Known, Piece
+from forgetless.tangent.evaluation import Evaluation, Scalar
 from forgetless.tangent.kernel import add_kernel, mirror
-from forgetless.tangent.memory import refuse_more_than_memory
-from forgetless.tangent.problem import Problem, Scalar
-from forgetless.tangent.spectrum import principal_weights
+from forgetless.tangent.spectrum import principal_weights, principal_weights_of_each
 
 # Squared length of the longest feature above which float32 holds what matters of the others.
 _SMALL_SQUARE = 1e-20
+_MATRICES = 6  # as large as a Gram matrix, while its eigenvectors are looked for
+_EXACT = 8  # bytes of a number
 
 
 @final
@@ -32,7 +34,7 @@ class TangentFeatures:
         source: the captured samples.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FeatureSource) -> None:
         self.source = source
         self.names, self.sizes, self.like = source.names, source.sizes, source.like
 
@@ -61,7 +63,7 @@ class TangentFeatures:
     def dense(self) -> Tensor:
         """φ itself, (n, p)."""
         n, p = self.shape
-        refuse_more_than_memory("φ as a matrix", n * p * self.like.element_size(), self.like)
+        require_bytes("φ as a matrix", n * p * self.like.element_size(), self.like)
         out = self.like.new_empty(n, p)
         for piece in self.pieces():
             for name, columns in self.columns():
@@ -92,7 +94,7 @@ class TangentFeatures:
     def _products(self, other: Self, like: Tensor, names: Sequence[str] | None = None) -> Tensor:
         """φ φ'ᵀ, computed in the precision of `like`."""
         n, m = len(self), len(other)
-        refuse_more_than_memory("the Gram matrix", like.element_size() * n * m, self.like)
+        require_bytes("the Gram matrix", like.element_size() * n * m, self.like)
         out = like.new_zeros(n, m)
         for i in range(len(self.source)):
             mine = self.source.pieces(i)
@@ -225,12 +227,12 @@ class Batch:
 
     Arguments:
         args, kwargs: positional and keyword arguments, tensors (n, *).
-        belongings: tensors (n, *) that go with the samples, such as labels.
+        targets: tensors (n, *) that go with the samples, such as labels.
     """
 
     args: tuple[Tensor, ...]
     kwargs: Mapping[str, Tensor]
-    belongings: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
 
 
 def features_of(
@@ -250,7 +252,7 @@ def features_of(
         module: the network, in eval mode (a sample's output must not depend on its neighbours).
         values: its parameters and buffers, by name.
         batches: the samples, in parts whose shapes may differ (sequences of different lengths).
-        scalar: from the outputs of some samples, and their belongings, to one number a sample.
+        scalar: from the outputs of some samples, and their targets, to one number a sample.
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
         lasting: the values will not be changed; otherwise they are copied.
@@ -258,11 +260,11 @@ def features_of(
     """
     first, *others = batches
     names, args, kwargs = tuple(names), first.args, first.kwargs
-    problem = Problem.at(
-        module, values, names, args, kwargs, scalar, first.belongings, lasting=lasting
+    evaluation = Evaluation.at(
+        module, values, names, args, kwargs, scalar, first.targets, lasting=lasting
     )
-    rest = [problem.on(part.args, part.kwargs, part.belongings) for part in others]
-    return TangentFeatures(Chunks([problem, *rest], chunk, known))
+    rest = [evaluation.on(part.args, part.kwargs, part.targets) for part in others]
+    return TangentFeatures(Chunks([evaluation, *rest], chunk, known))
 
 
 def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:
@@ -293,3 +295,19 @@ def _straightened(directions: Tensor) -> Tensor:
 
 def _described(phi: TangentFeatures) -> str:
     return f"{phi.shape[1]} numbers of {len(phi.names)} parameters ({phi.names[0]}, …)"
+
+
+def top_weights_of_each(
+    features: Sequence[TangentFeatures], components: int | float, *, centred: bool
+) -> list[tuple[Tensor, Tensor, float]]:
+    """`TangentFeatures.top_weights` of each; on a GPU that has room for it, of all at once."""
+    if not _have_room(features):
+        return [phi.top_weights(components, centred=centred) for phi in features]
+    grams, dtype = [phi.precise_enough_gram() for phi in features], features[0].like.dtype
+    return principal_weights_of_each(grams, components, centred=centred, dtype=dtype)
+
+
+def _have_room(features: Sequence[TangentFeatures]) -> bool:
+    like = features[0].like
+    needed = _MATRICES * _EXACT * sum(len(phi) ** 2 for phi in features)
+    return like.is_cuda and needed <= (available_bytes(like.device) or 0)

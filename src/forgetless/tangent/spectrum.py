@@ -1,7 +1,7 @@
-"""The largest eigenvalues of a Gram matrix, by a block Krylov method where that is faster."""
+"""The largest eigenvalues of a Gram matrix: LAPACK, block Krylov, or Chebyshev filters."""
 
 from collections.abc import Sequence
-from math import inf, isfinite, log, sqrt
+from math import inf, isfinite, log, log10, sqrt
 from numbers import Integral
 
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from forgetless.linalg import float64, top_eigenpairs, without_noise
 from forgetless.support.errors import DataError, require
-from forgetless.tangent.filtered import filtered
 
 _BLOCK = 24  # vectors that are multiplied at once; products with multiples of 24 are fast
 _SMALL = 1000  # samples below which LAPACK is fast enough
+_MORE = 24  # vectors at least beyond those that are wanted
+_ROUNDS = 12  # of filtering, before it is given up
+_RANGE = 24.0  # decimal powers by which a filter may tell eigenvectors apart
 
 
 def principal_weights(
@@ -92,7 +94,7 @@ def leading_eigenpairs(
     matrix Qᵀ K Q is small, and its eigenpairs are those of K once the residuals ‖K u − λ u‖ are
     as small as an error of ε in the features makes them, ε √(λ λ₁). If the space would have to be
     too large, LAPACK solves the whole. On a GPU, where few large products are faster than many
-    small ones, Chebyshev-filtered subspace iteration takes its place.
+    small ones, Chebyshev-chebyshev_eigenpairs subspace iteration takes its place.
 
     Arguments:
         gram: K, (n, n), symmetric positive semi-definite. It is multiplied in its own precision;
@@ -105,7 +107,7 @@ def leading_eigenpairs(
     """
     if count is None or not _are_few(count, len(gram)):
         return top_eigenpairs(gram, count, dtype=dtype)
-    solve = filtered if gram.is_cuda else _krylov
+    solve = chebyshev_eigenpairs if gram.is_cuda else _krylov_eigenpairs
     found = solve(gram, count, _tolerance(dtype))
     if found is None:
         return top_eigenpairs(gram, count, dtype=dtype)
@@ -119,7 +121,7 @@ def leading_eigenpairs_of_each(
     sizes = {len(gram) for gram in grams}
     at_once = len(grams) > 1 and len(sizes) == 1 and grams[0].is_cuda
     if at_once and count is not None and _are_few(count, max(sizes)):
-        found = filtered(torch.stack(list(grams)), count, _tolerance(dtype))
+        found = chebyshev_eigenpairs(torch.stack(list(grams)), count, _tolerance(dtype))
         if found is not None:
             return [without_noise(*pairs, dtype) for pairs in zip(*found, strict=True)]
     return [leading_eigenpairs(gram, count, dtype=dtype) for gram in grams]
@@ -138,7 +140,7 @@ def _tolerance(dtype: torch.dtype) -> float:
     return max(1e-10, torch.finfo(dtype).eps)
 
 
-def _krylov(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
+def _krylov_eigenpairs(gram: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
     n = len(gram)
     limit = n // 4 // _BLOCK * _BLOCK
     block = _orthonormal(_random_rows(gram))[0]
@@ -219,3 +221,86 @@ def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Q with orthonormal rows and R with rowsᵀ = Qᵀ R."""
     q, r = torch.linalg.qr(rows.T)
     return q.T.contiguous(), r
+
+
+def chebyshev_eigenpairs(
+    gram: Tensor, count: int, tolerance: float
+) -> tuple[Tensor, Tensor] | None:
+    """Subspace iteration with half as many vectors again, a Chebyshev polynomial of K at a time.
+
+    On [0, λ_b], λ_b the smallest Ritz value, the polynomial is at most one; above, it grows fast.
+    All evaluations go through the same rounds, until the last of them is solved; what was found is
+    put aside.
+
+    Arguments:
+        gram: K, (*, n, n), symmetric positive semi-definite.
+        count: how many.
+        tolerance: of a residual ‖K u − λ u‖, relative to √(λ λ₁).
+
+    Returns:
+        eigenvalues (*, count), decreasing, and eigenvectors (*, n, count) in float64; None if they
+        were not found.
+    """
+    exact, n = float64(gram), gram.shape[-1]
+    generator = torch.Generator(exact.device).manual_seed(n)
+    shape = n, count + max(_MORE, count // 2)
+    block = torch.randn(shape, generator=generator, dtype=exact.dtype, device=exact.device)
+    block = exact @ (exact @ block)
+    best: tuple[Tensor, Tensor] | None = None
+    done = torch.zeros(gram.shape[:-2], dtype=torch.bool, device=exact.device)
+    for _ in range(_ROUNDS):
+        basis = orthonormal_columns(block / block.norm(dim=-2, keepdim=True))
+        image = exact @ basis
+        values, turn = torch.linalg.eigh(basis.mT @ image)
+        values, turn = values.flip(-1), turn.flip(-1)
+        basis, image = basis @ turn, image @ turn
+        residuals = (image - basis * values.unsqueeze(-2)).norm(dim=-2)[..., :count]
+        allowed = tolerance * (values[..., :1] * values[..., :count]).sqrt()
+        here = values[..., :count], basis[..., :count].contiguous()
+        best = here if best is None else (
+            torch.where(done.unsqueeze(-1), best[0], here[0]),
+            torch.where(done[..., None, None], best[1], here[1]),
+        )  # fmt: skip
+        done = done | (residuals <= allowed).all(-1)
+        if bool(done.all()):
+            return best
+        largest, smallest = values[..., 0], values[..., -1]
+        spreads = torch.where(smallest > 0, largest / smallest, torch.inf)
+        spread = float(spreads.where(~done, 1).max())
+        if not spread < torch.inf:
+            return None
+        degree = max(2, min(10, int(_RANGE / log10(4 * spread))))
+        # Of one that is done nothing is wanted but that it stays finite.
+        block = _chebyshev(exact, basis, image, torch.where(done, largest, smallest / 2), degree)
+    return None
+
+
+def orthonormal_columns(block: Tensor) -> Tensor:
+    """An orthonormal basis of the columns (*, n, k), by products alone: QR takes a GPU longer.
+
+    Cholesky QR three times, the first time shifted so that a matrix as good as singular can be
+    factored (Fukaya et al. 2020). Where that fails, Householder's.
+    """
+    n, k = block.shape[-2:]
+    basis, failures = block, []
+    for round_ in range(3):
+        gram = basis.mT @ basis
+        if round_ == 0:
+            diagonal = gram.diagonal(dim1=-2, dim2=-1)
+            shift = 11 * (n * k + k * (k + 1)) * torch.finfo(gram.dtype).eps
+            diagonal.add_(shift * diagonal.sum(-1, keepdim=True))
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        basis = torch.linalg.solve_triangular(factor, basis.mT, upper=False).mT
+        failures.append(failed)
+    return torch.linalg.qr(block)[0] if bool(torch.stack(failures).any()) else basis
+
+
+def _chebyshev(gram: Tensor, block: Tensor, image: Tensor, half: Tensor, degree: int) -> Tensor:
+    """T_degree(K / half − 1) applied to a block of vectors, whose image K · block is known."""
+    half = half[..., None, None]
+    before, now = block, image / half - block
+    twice = gram * (2 / half)  # 2 (K / half − 1)
+    twice.diagonal(dim1=-2, dim2=-1).sub_(2)
+    for _ in range(degree - 1):
+        before, now = now, twice @ now - before
+    return now

@@ -4,8 +4,7 @@ from forgetless.theory.bounds import Bounds, bounds
 from forgetless.theory.descent import Descent
 from forgetless.theory.drift import drift, model_drift, squared_drift, true_class
 from forgetless.theory.factors import RTOL, Factors, factors
-from forgetless.theory.forecast import TRUSTED, Forecast, Outlook, forecast
-from forgetless.theory.forecast.model import TangentModel
+from forgetless.theory.forecasting import TRUSTED, Forecast, Outlook, forecast
 from forgetless.theory.forgetting import Contribution, Forgetting, decompose, rotation
 from forgetless.theory.grams import (
     component_memory,
@@ -17,13 +16,21 @@ from forgetless.theory.grams import (
     sample_memory,
 )
 from forgetless.theory.learner import Learned, LinearTask, learn
+from forgetless.theory.linearised import TangentModel
 from forgetless.theory.overlap import (
     learned_overlap,
     overlap,
     overlap_spectrum,
     principal_angles,
 )
-from forgetless.theory.projections import GEMNT, OGD, PCAOGD, SGD, Projection, remembered
+from forgetless.theory.projections import (
+    ComponentProjection,
+    GradientProjection,
+    NoProjection,
+    Projection,
+    SampleProjection,
+    remembered,
+)
 from forgetless.theory.structure import (
     OverlapDrop,
     drop_against_overlap,
@@ -34,23 +41,23 @@ from forgetless.theory.structure import (
 )
 
 __all__ = [
-    "GEMNT",
-    "OGD",
-    "PCAOGD",
     "RTOL",
-    "SGD",
     "TRUSTED",
     "Bounds",
+    "ComponentProjection",
     "Contribution",
     "Descent",
     "Factors",
     "Forecast",
     "Forgetting",
+    "GradientProjection",
     "Learned",
     "LinearTask",
+    "NoProjection",
     "Outlook",
     "OverlapDrop",
     "Projection",
+    "SampleProjection",
     "TangentModel",
     "bounds",
     "component_memory",

@@ -9,7 +9,7 @@ from torch.linalg import matrix_norm, vector_norm
 from forgetless.theory.factors import project_rows
 from forgetless.theory.forgetting import decompose
 from forgetless.theory.learner import Learned
-from forgetless.theory.projections import PCAOGD, SGD
+from forgetless.theory.projections import ComponentProjection, NoProjection
 
 
 @final
@@ -60,20 +60,20 @@ def bounds(learned: Learned, source: int, target: int) -> Bounds:
     parts = decompose(learned, source, target)
     method, of_source = learned.method, parts.factors
     sigma = of_source.sigma(0)
-    if isinstance(method, PCAOGD):
+    if isinstance(method, ComponentProjection):
         d = of_source.rank if method.components is None else method.components
         sigma = of_source.sigma(d)
     printed, valid, tight = 0.0, 0.0, 0.0
     for term in parts.contributions:
         length = float(vector_norm(term.rotated_residual))
         basis = learned.bases[term.task]
-        if isinstance(method, SGD):
+        if isinstance(method, NoProjection):
             as_printed = holds = sigma * _norm(term.overlap)
         else:
             of_target = _norm(project_rows(learned.factors[term.task].v, basis))
             rows = project_rows(of_source.v, basis)
             as_printed = holds = sigma * _norm(rows) * of_target
-            if isinstance(method, PCAOGD) and method.centred:
+            if isinstance(method, ComponentProjection) and method.centred:
                 holds = _norm(of_source.s.unsqueeze(1) * rows) * of_target
         printed += (as_printed * length) ** 2
         valid += holds * length

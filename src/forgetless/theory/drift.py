@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from forgetless.linalg import float64
 from forgetless.support.errors import require
 from forgetless.support.validation import whole
-from forgetless.tangent.functional import called
+from forgetless.tangent import evaluation
+from forgetless.tangent.evaluation import call_with, eval_mode
 from forgetless.theory.factors import check_finite
 
 
@@ -32,7 +33,7 @@ def true_class(outputs: Tensor, y: Tensor | None = None) -> Tensor:
     require(whole and y.shape == (n,), "y", f"{y.dtype} {tuple(y.shape)}", f"integers ({n},)")
     low, high = int(y.min()), int(y.max())
     require(low >= 0 and high < classes, "y", (low, high), f"labels from 0 to {classes - 1}")
-    return outputs.gather(1, y.long().unsqueeze(1)).squeeze(1)
+    return evaluation.true_class(outputs, y)
 
 
 def drift(before: Tensor, after: Tensor, y: Tensor | None = None) -> Tensor:
@@ -85,16 +86,11 @@ def model_drift(
         differing = expected ^ {(key, value.shape) for key, value in state.items()}
         odd = sorted({key for key, _ in differing})
         require(not odd, name, f"one that differs in {odd[:3]}", "a state_dict of the model")
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with eval_mode(model):
         outputs = [_outputs(model, state, x, chunk) for state in (before, after)]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return drift(outputs[0], outputs[1], y)
 
 
 def _outputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, chunk: int) -> Tensor:
     with torch.no_grad():
-        return torch.cat([called(model, state, (some,)) for some in x.split(chunk)])
+        return torch.cat([call_with(model, state, (some,)) for some in x.split(chunk)])

@@ -135,7 +135,8 @@ def learn(
 
     Arguments:
         tasks: T of them, all with the same p.
-        method: what is kept still, one of `SGD`, `OGD`, `PCAOGD`, `GEMNT`.
+        method: the directions that stay fixed: `NoProjection`, `SampleProjection`,
+            `ComponentProjection` or `GradientProjection`.
         weight_decay: λ ≥ 0.
         solver: None for the closed form, or gradient descent.
         rtol: singular values at or below rtol times the largest one of φ_k count as zero, in φ_k

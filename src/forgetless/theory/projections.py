@@ -49,7 +49,7 @@ class Projection(Protocol):
 
 @final
 @dataclass(frozen=True)
-class SGD:
+class NoProjection:
     """T = I: nothing is kept (theorem "CF for SGD")."""
 
     def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
@@ -58,7 +58,7 @@ class SGD:
 
 @final
 @dataclass(frozen=True, eq=False)
-class OGD:
+class SampleProjection:
     """Orthogonal to the features φ_j(x) of remembered samples of each earlier task.
 
     Arguments:
@@ -81,7 +81,7 @@ class OGD:
 
 @final
 @dataclass(frozen=True)
-class PCAOGD:
+class ComponentProjection:
     """Orthogonal to the top d right singular vectors of each earlier φ_j (P_{τ,:d} in the paper).
 
     Arguments:
@@ -113,7 +113,7 @@ class PCAOGD:
 
 @final
 @dataclass(frozen=True, eq=False)
-class GEMNT:
+class GradientProjection:
     """Orthogonal to the earlier tasks' mean loss gradients (corollary "CF for GEM-NT").
 
     g_j = 1/m Σ φ_j(x)ᵀ (f_{k−1}(x) − y) over the m remembered samples x of task j, for the squared
@@ -122,7 +122,7 @@ class GEMNT:
     just learned to zero loss, constrains nothing.
 
     Arguments:
-        memory, seed: the samples, as for `OGD`.
+        memory, seed: the samples, as for `SampleProjection`.
     """
 
     memory: Memory = None
@@ -152,7 +152,7 @@ def remembered(memory: Memory, seed: int, task: int, n: int) -> Tensor:
     """The indices of the samples of a task that are remembered, (m,).
 
     Arguments:
-        memory: as for `OGD`.
+        memory: as for `SampleProjection`.
         seed: of the draw, which depends on nothing but seed, task, m and n.
         task: the task's number, from 0.
         n: how many samples it has.

@@ -16,7 +16,7 @@ from forgetless.methods import Samples
 from forgetless.support.cuda_graphs import side_by_side
 from forgetless.support.errors import ConfigError, DataError
 from forgetless.tangent import Batch, Known, TangentFeatures, features_of
-from forgetless.tangent.functional import called
+from forgetless.tangent.evaluation import call_with, eval_mode, true_class
 from forgetless.training.fast.batched import BatchedLinear
 from forgetless.training.fast.perceptron import Factors, Perceptron, perceptron_of
 
@@ -138,7 +138,7 @@ class Network:
             return vmap(self._run, randomness="different")(values, inputs)
 
     def _run(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs = called(self.module, values, (inputs,))
+        outputs = call_with(self.module, values, (inputs,))
         if not isinstance(outputs, Tensor):
             kind = type(outputs).__name__
             raise ConfigError(f"the model must return one tensor of outputs, not a {kind}")
@@ -229,10 +229,6 @@ class Network:
 
     def features(self, samples: Samples, seed: int) -> TangentFeatures:
         """φ of the true-class outputs with respect to the protected parameters, for one seed."""
-
-        def true_class(outputs: Tensor, labels: Tensor) -> Tensor:
-            return outputs.gather(1, labels.unsqueeze(1)).squeeze(1)
-
         return self._per_sample(samples, seed, true_class, samples.labels[seed])
 
     def loss_features(self, samples: Samples, seed: int) -> TangentFeatures:
@@ -246,12 +242,9 @@ class Network:
         values = {n: v[seed] for n, v in self.values(self.theta).items()}
         batch = Batch((samples.inputs[seed],), {}, belongings)
         alike = scalar.__name__, samples.inputs.shape[2:]
-        names, known, training = self.protected_names, self._known.get(alike), self.module.training
-        self.module.eval()
-        try:
+        names, known = self.protected_names, self._known.get(alike)
+        with eval_mode(self.module):
             phi = features_of(self.module, values, [batch], scalar, names=names, known=known)
-        finally:
-            self.module.train(training)
         if phi.known is not None:  # only a chain is sure to treat others as it did these
             layout = phi.known.layout if self.perceptron is not None else None
             self._known[alike] = replace(phi.known, layout=layout)
@@ -276,10 +269,8 @@ class Network:
     def check_outputs(self, inputs: Tensor) -> None:
         """Run a few inputs (S, n, *) to see that the model takes them and has enough outputs."""
         wanted = self.n_outputs
-        training = self.module.training
-        self.module.eval()
         try:
-            with torch.no_grad():
+            with eval_mode(self.module), torch.no_grad():
                 outputs = self.logits(self.theta, inputs)
         except ConfigError:
             raise
@@ -288,8 +279,6 @@ class Network:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             what = f"the model does not take inputs of shape {shape}: {reason}"
             raise ConfigError(what) from error
-        finally:
-            self.module.train(training)
         expected = (*inputs.shape[:2], wanted)
         if tuple(outputs.shape) != expected:
             raise ConfigError(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from forgetless.support.errors import ConfigError, DataError, require
+from forgetless.tangent import evaluation
 
 # From what the model returns and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
@@ -34,7 +35,7 @@ def logits_of(outputs: Any) -> Tensor:
 
 def true_class(outputs: Any, target: Tensor) -> Tensor:
     """The logit of a sample's own class, (n,)."""
-    return logits_of(outputs).gather(1, target.long().unsqueeze(1)).squeeze(1)
+    return evaluation.true_class(logits_of(outputs), target)
 
 
 def regression(outputs: Any, *target: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from forgetless.methods import EWC, OGD, PCAOGD, SGD, Method
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
-from forgetless.tangent import Share
+from forgetless.tangent import ParameterSlice
 
 # They need no gradient on remembered samples at a step, for which all weights would be gathered.
 _FOR_SHARDED = (OGD, PCAOGD, EWC, SGD)
@@ -46,14 +46,14 @@ def whole(tensor: Tensor) -> Tensor:
         return gathered
 
 
-def shares_of(tensors: Mapping[str, Tensor]) -> dict[str, Share] | None:
+def shares_of(tensors: Mapping[str, Tensor]) -> dict[str, ParameterSlice] | None:
     """The part of each parameter that is here; None for a model that is not sharded."""
     if not any(map(is_sharded, tensors.values())):
         return None
     return {name: _share(name, tensor) for name, tensor in tensors.items()}
 
 
-def _share(name: str, tensor: Tensor) -> Share:
+def _share(name: str, tensor: Tensor) -> ParameterSlice:
     if not is_sharded(tensor):
         raise ConfigError(
             f"{name} is not sharded, and other protected parameters are: leave it out with "
@@ -66,7 +66,7 @@ def _share(name: str, tensor: Tensor) -> Share:
         # As `torch.chunk` cuts: the last processes may have less, or nothing.
         each = -(-shape[dim] // mesh.size())
         start = min(shape[dim], mesh.get_local_rank() * each)
-        share = Share(shape, dim, start, min(shape[dim], start + each))
+        share = ParameterSlice(shape, dim, start, min(shape[dim], start + each))
         if share.shape_here == tuple(here(tensor).shape):
             return share
     raise ConfigError(

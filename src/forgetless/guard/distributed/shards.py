@@ -17,7 +17,7 @@ from forgetless.guard.distributed.sharding import here, is_sharded, whole
 from forgetless.guard.parameters import Parameters
 from forgetless.guard.state import COLUMNS, HEADER, MEMORY, header_of
 from forgetless.support.errors import ConfigError
-from forgetless.tangent import Share
+from forgetless.tangent import ParameterSlice
 
 _OF = "/"  # between what is kept and the parameter that it is kept of
 
@@ -91,7 +91,7 @@ def _parts(tensors: Mapping[str, Tensor], kept: str, parameters: Parameters) -> 
     return found
 
 
-def _part(piece: Tensor, lead: int, share: Share | None) -> Tensor:
+def _part(piece: Tensor, lead: int, share: ParameterSlice | None) -> Tensor:
     if share is not None and is_sharded(piece):
         local = here(piece)
         if tuple(local.shape[lead:]) == share.shape_here:
@@ -114,7 +114,7 @@ def sharded_template(name: str, shape: torch.Size, dtype: torch.dtype, own: Para
     return _sharded(part, share, own.tensors[own.names.index(parameter)])
 
 
-def _sharded(part: Tensor, share: Share, like: Any) -> Tensor:
+def _sharded(part: Tensor, share: ParameterSlice, like: Any) -> Tensor:
     """The part (*, of a parameter) that is here, as one of a tensor (*, parameter)."""
     from torch.distributed.tensor import DTensor, Shard
 

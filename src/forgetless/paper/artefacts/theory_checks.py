@@ -22,11 +22,11 @@ from forgetless.paper.numbers import table
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.work import Workshop
 from forgetless.theory import (
-    GEMNT,
-    PCAOGD,
-    SGD,
+    ComponentProjection,
     Descent,
+    GradientProjection,
     LinearTask,
+    NoProjection,
     Projection,
     bounds,
     decompose,
@@ -38,10 +38,10 @@ from forgetless.theory import (
 
 # Those for which the paper prints a bound; each keeps one sample or direction of a task.
 _BOUNDED: dict[str, Projection] = {
-    "SGD": SGD(),
-    "GEM-NT": GEMNT([torch.tensor([0])] * 10),
-    "PCA-OGD": PCAOGD(1),
-    "PCA-OGD, centred": PCAOGD(1, centred=True),
+    "SGD": NoProjection(),
+    "GEM-NT": GradientProjection([torch.tensor([0])] * 10),
+    "PCA-OGD": ComponentProjection(1),
+    "PCA-OGD, centred": ComponentProjection(1, centred=True),
 }
 _CASES = 10
 
@@ -90,7 +90,7 @@ def _printed_objective() -> dict[str, float]:
     """Distance of the corollary's solution from the minimum, as printed and with ½ on both."""
     task = some_tasks(0)[0]
     phi, residual = task.features, task.targets - task.outputs
-    solution = learn([task], SGD(), weight_decay=DECAY).steps[0]
+    solution = learn([task], NoProjection(), weight_decay=DECAY).steps[0]
 
     def minimum(decay: float) -> Tensor:
         kernel = phi @ phi.T + decay * torch.eye(N, dtype=torch.float64)
@@ -120,7 +120,7 @@ def _bounds(method: Projection) -> dict[str, float]:
     found = {"one": 0.0, "several": 0.0, "valid": 0.0}
     cases = [some_tasks(seed) for seed in range(_CASES)]
     cases += [_steady(method, c, count) for c in (0.4, 0.5, 1.0) for count in (2, 9)]
-    if isinstance(method, PCAOGD) and method.centred:
+    if isinstance(method, ComponentProjection) and method.centred:
         cases.append(_with_mean())
     for tasks in cases:
         learned = learn(tasks, method)
@@ -139,10 +139,10 @@ def _steady(method: Projection, share: float, count: int) -> list[LinearTask]:
     The source has one more direction than the method keeps. A later task's one feature has a share
     of the last of them and a private rest; it asks for one more than the model gives it by then.
     """
-    kept = 0 if isinstance(method, SGD) else 1
+    kept = 0 if isinstance(method, NoProjection) else 1
     identity = torch.eye(kept + 1 + count, dtype=torch.float64)
     source = identity[: kept + 1].clone()
-    if isinstance(method, PCAOGD):
+    if isinstance(method, ComponentProjection):
         source[0] *= 2  # so that it is the one that is kept
     zero = torch.zeros(1, dtype=torch.float64)
     tasks = [LinearTask(source, zero.expand(kept + 1), zero.expand(kept + 1))]
@@ -171,7 +171,9 @@ def _alignment() -> dict[str, list[float]]:
         source = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
         target = torch.tensor([[cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64)
         zero, one = torch.zeros(1).double(), torch.ones(1).double()
-        learned = learn([LinearTask(source, zero, zero), LinearTask(target, one, zero)], SGD())
+        learned = learn(
+            [LinearTask(source, zero, zero), LinearTask(target, one, zero)], NoProjection()
+        )
         found.append(decompose(learned, 0, 1).total)
     return {"cosine": cosines, "forgetting": found}
 
@@ -179,9 +181,11 @@ def _alignment() -> dict[str, list[float]]:
 def _null_residual() -> float:
     """Δ, relative to the outputs, by descent on a task that the network predicts already."""
     first, second = some_tasks(0, 2)
-    moved = learn([first], SGD(), weight_decay=DECAY).predict(second.features, second.outputs)[-1]
+    moved = learn([first], NoProjection(), weight_decay=DECAY).predict(
+        second.features, second.outputs
+    )[-1]
     known = LinearTask(second.features, moved, second.outputs)
-    learned = learn([first, known], SGD(), weight_decay=DECAY, solver=Descent())
+    learned = learn([first, known], NoProjection(), weight_decay=DECAY, solver=Descent())
     outputs = learned.predict(first.features, first.outputs)
     return float((outputs[2] - outputs[1]).square().sum() / outputs[1].square().sum())
 
@@ -191,7 +195,7 @@ def _cancelling() -> dict[str, float]:
     source, target = some_tasks(0, 2)
     back = LinearTask(target.features, target.outputs, target.outputs)
     first = LinearTask(source.features, source.outputs, source.outputs)
-    learned = learn([first, target, back], SGD())
+    learned = learn([first, target, back], NoProjection())
     return {"after": decompose(learned, 0, 1).total, "undone": decompose(learned, 0, 2).total}
 
 

@@ -3,14 +3,21 @@
 import torch
 from torch import Tensor
 
-from forgetless.theory import GEMNT, OGD, PCAOGD, SGD, LinearTask, Projection
+from forgetless.theory import (
+    ComponentProjection,
+    GradientProjection,
+    LinearTask,
+    NoProjection,
+    Projection,
+    SampleProjection,
+)
 
 N, P, TASKS, DECAY, MEMORY = 8, 60, 4, 0.1, 4
 METHODS: dict[str, Projection] = {
-    "SGD": SGD(),
-    "GEM-NT": GEMNT(MEMORY),
-    "OGD": OGD(MEMORY),
-    "PCA-OGD": PCAOGD(MEMORY),
+    "SGD": NoProjection(),
+    "GEM-NT": GradientProjection(MEMORY),
+    "OGD": SampleProjection(MEMORY),
+    "PCA-OGD": ComponentProjection(MEMORY),
 }
 
 

@@ -13,11 +13,11 @@ from forgetless.paper.numbers import mean, shown, table
 from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
 from forgetless.paper.work import Workshop
 from forgetless.theory import (
-    OGD,
-    PCAOGD,
-    SGD,
+    ComponentProjection,
     LinearTask,
+    NoProjection,
     Projection,
+    SampleProjection,
     explained_variance,
     learn,
     remembered,
@@ -50,9 +50,9 @@ def _setting(n: int, p: int, device: torch.device) -> dict[str, Any]:
         curve = explained_variance(first @ first.T)
         found["explained"].append(100 * float(curve[MEMORY - 1]))
         methods: dict[str, Projection] = {
-            "sgd": SGD(),
-            "ogd": OGD(MEMORY, seed),
-            "pca-ogd": PCAOGD(MEMORY),
+            "sgd": NoProjection(),
+            "ogd": SampleProjection(MEMORY, seed),
+            "pca-ogd": ComponentProjection(MEMORY),
         }
         for name, method in methods.items():
             learned = learn(tasks, method, weight_decay=_WEIGHT_DECAY)

@@ -18,8 +18,8 @@ from forgetless.subspace import FACTORED, FactoredSubspace
 from forgetless.support.errors import TraceError
 from forgetless.support.validation import whole
 from forgetless.tangent import TangentFeatures, tangent_features
-from forgetless.theory.forecast.model import widened
-from forgetless.theory.forecast.outlook import margins
+from forgetless.theory.forecasting import margins
+from forgetless.theory.linearised import widened
 from forgetless.trace import Trace
 
 SAMPLES = 200

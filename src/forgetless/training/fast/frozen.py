@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from forgetless.data import Split
-from forgetless.tangent.functional import called
+from forgetless.tangent.evaluation import call_with
 from forgetless.training.fast.perceptron import is_chain, links
 from forgetless.training.network import Network
 
@@ -63,7 +63,7 @@ class FrozenStart:
         """(S, n, *) → (S, n, *)."""
 
         def one(values: dict[str, Tensor], x: Tensor) -> Tensor:
-            outputs: Tensor = called(self.module, values, (x,))
+            outputs: Tensor = call_with(self.module, values, (x,))
             return outputs
 
         self.module.eval()

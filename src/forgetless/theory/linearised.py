@@ -1,18 +1,20 @@
 """The network linearised at its present weights, and how it would train."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetless.linalg import float64, project_out
 from forgetless.support.errors import ConfigError, require
-from forgetless.tangent import refuse_mixed, tangent_features
-from forgetless.tangent.functional import called, differentiable
-from forgetless.theory.forecast.modules import copied, plain_kernels
+from forgetless.tangent import require_one_precision, tangent_features
+from forgetless.tangent.evaluation import call_with, differentiable, without_cudnn
 
 # outputs (n, C), labels (n,) → the mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +59,7 @@ class TangentModel:
         self.values: dict[str, Tensor] = {
             n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
         }
-        refuse_mixed(parameters[n] for n in wanted)
+        require_one_precision(parameters[n] for n in wanted)
         self.shapes = {n: parameters[n].shape for n in wanted}
         none = "one of whose parameters none is trained"
         require(bool(wanted), "model", none, "a network to be trained")
@@ -154,7 +156,7 @@ class TangentModel:
 
     def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         with differentiable(self.module):  # forwards, too
-            outputs: Tensor = called(self.module, {**self.values, **values}, (inputs,))
+            outputs: Tensor = call_with(self.module, {**self.values, **values}, (inputs,))
         return outputs
 
 
@@ -169,7 +171,7 @@ _WAYS = (
 
 @final
 @dataclass(frozen=True)
-class Course:
+class SGDRun:
     """How a task is to be learned by SGD.
 
     Arguments:
@@ -204,50 +206,50 @@ class Course:
             return torch.autograd.grad(self.loss(outputs, self.labels[index]), outputs)[0]
 
 
-def train_network(model: TangentModel, course: Course) -> Tensor:
+def train_network(model: TangentModel, run: SGDRun) -> Tensor:
     """Train the network itself; returns how its weights moved, θ − θ₀, (p,)."""
     theta = model.theta.clone()
-    for index in course.batches:
+    for index in run.batches:
         theta.requires_grad_()
         with torch.enable_grad():
-            outputs = model.run(theta, course.inputs[index])
-            loss = course.loss(outputs, course.labels[index])
+            outputs = model.run(theta, run.inputs[index])
+            loss = run.loss(outputs, run.labels[index])
         gradient = torch.autograd.grad(loss, theta)[0]
-        theta = theta.detach() - course.rate(index) * course.allowed(gradient)
+        theta = theta.detach() - run.rate(index) * run.allowed(gradient)
     return theta - model.theta
 
 
-def train_linearised(model: TangentModel, course: Course) -> Tensor:
+def train_linearised(model: TangentModel, run: SGDRun) -> Tensor:
     """Train the linearised network: ω ← ω − lr · (I − Vᵀ V) J_Bᵀ ∂loss/∂f_B; returns ω, (p,)."""
-    start = model.outputs(course.inputs)
+    start = model.outputs(run.inputs)
     change = torch.zeros_like(model.theta)
-    for index in course.batches:
-        x = course.inputs[index]
-        cotangent = course.cotangent(start[index] + model.push(x, change), index)
-        change = change - course.rate(index) * course.allowed(model.pull(x, cotangent))
+    for index in run.batches:
+        x = run.inputs[index]
+        cotangent = run.cotangent(start[index] + model.push(x, change), index)
+        change = change - run.rate(index) * run.allowed(model.pull(x, cotangent))
     return change
 
 
-def train_by_kernel(model: TangentModel, course: Course) -> Tensor:
+def train_by_kernel(model: TangentModel, run: SGDRun) -> Tensor:
     """The same in function space, for few samples that are seen many times.
 
     With ω = (I − Vᵀ V) Jᵀ α the outputs are f + K α, K = J (I − Vᵀ V) Jᵀ (m·C, m·C), and a step
     changes only the α of its batch: α_B ← α_B − lr · ∂loss/∂f_B.
     """
-    start = model.outputs(course.inputs)
-    phi = tangent_features(model.module, course.inputs, params=list(model.shapes))
+    start = model.outputs(run.inputs)
+    phi = tangent_features(model.module, run.inputs, params=list(model.shapes))
     kernel = phi.gram()
-    if course.basis is not None:
-        along = float64(phi @ course.basis.T)  # J Vᵀ
+    if run.basis is not None:
+        along = float64(phi @ run.basis.T)  # J Vᵀ
         kernel = kernel - along @ along.T
     kernel = kernel.to(start)
     alpha = torch.zeros_like(start)
     rows = torch.arange(start.numel(), device=start.device).view_as(start)
-    for index in course.batches:
+    for index in run.batches:
         moved = kernel[rows[index].flatten()] @ alpha.flatten()
-        cotangent = course.cotangent(start[index] + moved.view_as(start[index]), index)
-        alpha[index] -= course.rate(index) * cotangent
-    return course.allowed(phi.T @ alpha.flatten())
+        cotangent = run.cotangent(start[index] + moved.view_as(start[index]), index)
+        alpha[index] -= run.rate(index) * cotangent
+    return run.allowed(phi.T @ alpha.flatten())
 
 
 def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> float:
@@ -258,3 +260,44 @@ def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> floa
         u = model.push(inputs, model.pull(inputs, u / u.norm()))
         value = float(u.norm())
     return value / len(inputs)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy with weights of its own, in eval mode, whose gradients are all dense.
+
+    `torch.nn.utils.weight_norm` and others like it leave in the module a weight that they computed,
+    with its graph, and compute it anew in every pass: its value is enough.
+    """
+    computed: dict[int, Tensor] = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    try:
+        twin = copy.deepcopy(module, computed)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model must be one that copy.deepcopy can copy: {reason}") from error
+    for part in twin.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False  # all gradients together are one vector
+    return twin.eval()
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention and recurrent layers by plain operations.
+
+    Their fused kernels have no forward derivative, and some no second one.
+    """
+    mkldnn = torch.backends.mkldnn  # whose `flags` warn of other flags
+    fast, fused = torch.backends.mha.get_fastpath_enabled(), mkldnn.enabled
+    torch.backends.mha.set_fastpath_enabled(False)
+    mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        with sdpa_kernel(SDPBackend.MATH), without_cudnn():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        mkldnn.enabled = fused

@@ -10,12 +10,12 @@ from torch import nn
 from forgetless import ConfigError
 from forgetless.tangent import (
     bytes_by_parameter,
+    concatenated,
+    empty_features,
     from_tensors,
-    held,
-    held_bytes,
-    joined,
     merged,
-    nothing_held,
+    stored,
+    stored_bytes,
     tangent_features,
     to_tensors,
 )
@@ -24,7 +24,7 @@ from forgetless.training.models import MLP, LeNet
 from . import networks as net
 from .reference import assert_is, built, by_loop, integers, random
 
-room = sys.modules["forgetless.tangent.held"]  # the function has taken its name
+room = sys.modules["forgetless.tangent.storage"]  # the function has taken its name
 
 NETWORKS = {
     "mlp": (lambda: MLP(6, 5, 4), lambda n: random(n, 6), 4),
@@ -43,16 +43,16 @@ def _lighter_or_all_factors(request, monkeypatch):
     monkeypatch.setattr(room, "_AS_ROWS", request.param)
 
 
-def problem(name: str, n: int = 8):
+def case(name: str, n: int = 8):
     make, inputs, classes = NETWORKS[name]
     return built(make), inputs(n), integers(classes, n, seed=3)
 
 
 @every_network
 def test_held_is_the_same_operator_without_the_network(name):
-    model, x, y = problem(name)
+    model, x, y = case(name)
     dense = by_loop(model, x, y)
-    phi = held(tangent_features(model, x, y, chunk=3))
+    phi = stored(tangent_features(model, x, y, chunk=3))
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
     assert_is(phi, dense)
@@ -61,34 +61,34 @@ def test_held_is_the_same_operator_without_the_network(name):
 
 @every_network
 def test_some_rows_and_rows_of_several(name):
-    model, x, y = problem(name)
+    model, x, y = case(name)
     dense = by_loop(model, x, y)
     phi = tangent_features(model, x, y, chunk=3)
-    some = held(phi, torch.tensor([0, 3, 4, 7]))
+    some = stored(phi, torch.tensor([0, 3, 4, 7]))
     assert_is(some, dense[[0, 3, 4, 7]])
-    assert_is(held(some, torch.tensor([1, 3])), dense[[3, 7]])
-    both = joined(some, held(phi, torch.tensor([1])), nothing_held(phi))
+    assert_is(stored(some, torch.tensor([1, 3])), dense[[3, 7]])
+    both = concatenated(some, stored(phi, torch.tensor([1])), empty_features(phi))
     assert_is(both, dense[[0, 3, 4, 7, 1]])
-    assert len(nothing_held(phi)) == 0
-    assert nothing_held(phi).gram().shape == (0, 0)
+    assert len(empty_features(phi)) == 0
+    assert empty_features(phi).gram().shape == (0, 0)
 
 
 @every_network
 def test_through_tensors_with_names(name):
-    model, x, y = problem(name)
-    phi = held(tangent_features(model, x, y, chunk=3))
+    model, x, y = case(name)
+    phi = stored(tangent_features(model, x, y, chunk=3))
     tensors = to_tensors(phi)
     assert len({t.data_ptr() for t in tensors.values() if t.numel()}) == len(
         [t for t in tensors.values() if t.numel()]
     )
     again = from_tensors({n: t.clone() for n, t in tensors.items()}, random(1))
     assert_is(again, by_loop(model, x, y))
-    assert held_bytes(again) == held_bytes(phi)
+    assert stored_bytes(again) == stored_bytes(phi)
 
 
 def test_several_scalars_a_sample_come_one_after_the_other():
     model, x = built(lambda: MLP(6, 5, 4)), random(5, 6)
-    phi = held(tangent_features(model, x))
+    phi = stored(tangent_features(model, x))
     order = [i * 4 + c for c in range(4) for i in range(5)]
     assert_is(phi, by_loop(model, x)[order])
 
@@ -98,8 +98,12 @@ def test_a_sample_costs_what_goes_in_and_out_of_a_layer():
     x, y = random(20, 784).float(), integers(10, 20)
     numbers = (784 + 100) + (100 + 100) + (100 + 10)
     phi = tangent_features(model, x, y)
-    for one in (held(phi), held(phi, torch.arange(20)), joined(held(phi), nothing_held(phi))):
-        assert held_bytes(one) == 4 * 20 * numbers
+    for one in (
+        stored(phi),
+        stored(phi, torch.arange(20)),
+        concatenated(stored(phi), empty_features(phi)),
+    ):
+        assert stored_bytes(one) == 4 * 20 * numbers
         assert sum(bytes_by_parameter(one).values()) == 4 * 20 * numbers
     row = 4 * sum(p.numel() for p in model.parameters())
     assert row / (4 * numbers) > 50
@@ -107,7 +111,7 @@ def test_a_sample_costs_what_goes_in_and_out_of_a_layer():
 
 def test_only_held_features_have_tensors():
     phi = tangent_features(nn.Linear(2, 2), torch.ones(3, 2))
-    with pytest.raises(ConfigError, match="only held features can be stored"):
+    with pytest.raises(ConfigError, match="only stored features can be saved"):
         to_tensors(phi)
 
 
@@ -130,16 +134,16 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_does_not_fit_together_is_refused(damage):
-    model, x, y = problem("mlp")
-    tensors = to_tensors(held(tangent_features(model, x, y)))
+    model, x, y = case("mlp")
+    tensors = to_tensors(stored(tangent_features(model, x, y)))
     with pytest.raises(ConfigError, match="stored features do not fit together"):
         from_tensors(DAMAGE[damage](tensors), random(1))
 
 
 def test_tokens_outside_of_the_vocabulary_are_refused(monkeypatch):
     monkeypatch.setattr(room, "_AS_ROWS", 0)
-    model, x, y = problem("tied embedding")
-    tensors = to_tensors(held(tangent_features(model, x, y)))
+    model, x, y = case("tied embedding")
+    tensors = to_tensors(stored(tangent_features(model, x, y)))
     whole = [n for n, t in tensors.items() if t.dtype == torch.int64]
     assert whole
     with pytest.raises(ConfigError, match="tokens outside of"):
@@ -160,7 +164,7 @@ def test_scalars_of_a_sample_are_laid_end_to_end():
 def test_gradients_of_many_positions_are_kept_as_rows_where_factors_save_little(monkeypatch):
     monkeypatch.setattr(room, "_AS_ROWS", 2)
     model = built(lambda: LeNet((3, 32, 32), hidden=9, outputs=4)).float()
-    phi = held(tangent_features(model, random(4, 3, 32, 32).float(), integers(4, 4)))
+    phi = stored(tangent_features(model, random(4, 3, 32, 32).float(), integers(4, 4)))
     kinds = {name: kind for name, kind in phi.rules.items() if name.endswith("weight")}
     expected = {"convolutions.0.weight": "rows", "convolutions.4.weight": "rows"}
     assert {name: kinds[name] for name in expected} == expected

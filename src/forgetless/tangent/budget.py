@@ -8,9 +8,9 @@ from torch import Tensor
 from forgetless.support.errors import ConfigError
 
 
-def refuse_more_than_memory(what: str, needed: int, like: Tensor) -> None:
+def require_bytes(what: str, needed: int, like: Tensor) -> None:
     """Raise if so many bytes can never fit where the tensor `like` lives."""
-    there = memory_of(like.device)
+    there = available_bytes(like.device)
     if there is not None and needed > there:
         raise ConfigError(
             f"{what} would take {needed:,} bytes and {like.device} has {there:,}: "
@@ -18,7 +18,7 @@ def refuse_more_than_memory(what: str, needed: int, like: Tensor) -> None:
         )
 
 
-def memory_of(device: torch.device) -> int | None:
+def available_bytes(device: torch.device) -> int | None:
     """Bytes that the device has free (CUDA) or has at all (CPU); None if that is not known."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

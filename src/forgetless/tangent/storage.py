@@ -1,19 +1,31 @@
-"""Tangent features that are kept as factors, and need the network no more."""
+"""Tangent features stored as factors, independent of the network, and as tensors for a file."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.chunks import Piece
-from forgetless.tangent.factors import Factor, Left, OneHot, Patches, Right, distinct_bytes
+from forgetless.tangent.factors import (
+    Dense,
+    Factor,
+    Left,
+    OneHot,
+    Patches,
+    Right,
+    Window,
+    distinct_bytes,
+)
 from forgetless.tangent.features import TangentFeatures
 
 Blocks = dict[str, Block]
+_LAYOUT = "layout"
 F = TypeVar("F", Left, Right)
 
 # Gradients summed over T positions that have up to so many times the numbers of their factors are
@@ -23,7 +35,7 @@ _AS_ROWS = 2
 
 @final
 @dataclass(frozen=True)
-class Held:
+class Stored:
     """Rows of φ as blocks, in parts that could not be laid end to end.
 
     Arguments:
@@ -62,7 +74,7 @@ class Held:
         return [t for blocks, _ in self.parts for block in blocks.values() for t in block.tensors()]
 
 
-def held(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
+def stored(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
     """The same features, or some of their rows, kept in memory and independent of the network.
 
     With several scalars a sample, all first scalars come first. Where a layer is used at so many
@@ -82,12 +94,12 @@ def held(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
             for (blocks, _), index in zip(parts, some, strict=True)
             if len(index)
         ]
-    return TangentFeatures(Held(phi.names, phi.sizes, phi.like, _merged(parts)))
+    return TangentFeatures(Stored(phi.names, phi.sizes, phi.like, _merged(parts)))
 
 
-def nothing_held(phi: TangentFeatures) -> TangentFeatures:
+def empty_features(phi: TangentFeatures) -> TangentFeatures:
     """No rows of these features; those of others can be joined to it."""
-    return TangentFeatures(Held(phi.names, phi.sizes, phi.like, ()))
+    return TangentFeatures(Stored(phi.names, phi.sizes, phi.like, ()))
 
 
 def merged(phi: TangentFeatures) -> TangentFeatures:
@@ -95,27 +107,27 @@ def merged(phi: TangentFeatures) -> TangentFeatures:
 
     A Gram matrix then takes one product where it would take one for each pair of scalars.
     """
-    return phi if len(phi.source.pieces(0)) == 1 else held(phi)
+    return phi if len(phi.source.pieces(0)) == 1 else stored(phi)
 
 
-def joined(*features: TangentFeatures) -> TangentFeatures:
-    """Held features, one below the other."""
+def concatenated(*features: TangentFeatures) -> TangentFeatures:
+    """Stored features, one below the other."""
     sources = [phi.source for phi in features]
-    parts = [part for source in sources if isinstance(source, Held) for part in source.parts]
+    parts = [part for source in sources if isinstance(source, Stored) for part in source.parts]
     first = features[0]
-    return TangentFeatures(Held(first.names, first.sizes, first.like, _merged(parts)))
+    return TangentFeatures(Stored(first.names, first.sizes, first.like, _merged(parts)))
 
 
-def held_bytes(phi: TangentFeatures) -> int:
+def stored_bytes(phi: TangentFeatures) -> int:
     """What held features take in memory, tensors that are shared counted once."""
     source = phi.source
-    return distinct_bytes(iter(source.tensors())) if isinstance(source, Held) else 0
+    return distinct_bytes(iter(source.tensors())) if isinstance(source, Stored) else 0
 
 
 def bytes_by_parameter(phi: TangentFeatures) -> dict[str, int]:
     """What held features of each parameter take; what parameters share counts for the first."""
     source = phi.source
-    parts = source.parts if isinstance(source, Held) else ()
+    parts = source.parts if isinstance(source, Stored) else ()
     seen: set[object] = set()
     sizes = dict.fromkeys(phi.names, 0)
     for blocks, _ in parts:
@@ -221,3 +233,96 @@ def _layout(blocks: Blocks) -> object:
         return b.size
 
     return {name: block(b) for name, b in blocks.items()}
+
+
+def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
+    """Every tensor of held features, and under "layout" a JSON text that says how they fit."""
+    source = phi.source
+    if not isinstance(source, Stored):
+        raise ConfigError("only stored features can be saved; call stored(phi) first")
+    tensors: dict[str, Tensor] = {}
+    names: dict[object, str] = {}
+
+    def put(tensor: Tensor) -> str:
+        # What a bias shares with its weight is stored once.
+        key = same_memory(tensor)
+        if key not in names:
+            names[key] = str(len(names))
+            tensors[names[key]] = tensor.flatten(1)
+        return names[key]
+
+    def described(block: Block) -> Any:
+        if not isinstance(block, Outer):
+            return put(block.rows())
+        uses = [[[put(f.data), f.data.shape[1:], _described(f)] for f in use] for use in block.uses]
+        return {"shape": block.shape, "uses": uses}
+
+    parts = [
+        {"rows": rows, "blocks": {name: described(block) for name, block in blocks.items()}}
+        for blocks, rows in source.parts
+    ]
+    layout = json.dumps({"names": source.names, "sizes": source.sizes, "parts": parts})
+    tensors[_LAYOUT] = torch.frombuffer(bytearray(layout.encode()), dtype=torch.uint8)
+    return tensors
+
+
+def from_tensors(tensors: Mapping[str, Tensor], like: Tensor) -> TangentFeatures:
+    """The held features again, on the device of `like`; refused if they do not fit together."""
+    try:
+        layout = json.loads(bytes(tensors[_LAYOUT].cpu().tolist()))
+        here = {
+            name: t.to(like if t.is_floating_point() else like.device)
+            for name, t in tensors.items()
+            if name != _LAYOUT
+        }
+        names, sizes = tuple(layout["names"]), tuple(layout["sizes"])
+        parts = []
+        for part in layout["parts"]:
+            rows = int(part["rows"])
+            blocks: Blocks = {n: _block(part["blocks"][n], here, rows, like) for n in names}
+            parts.append((blocks, rows))
+            if any(blocks[n].size != size for n, size in zip(names, sizes, strict=True)):
+                raise ValueError("a layer has another size")
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise ConfigError(f"the stored features do not fit together: {error!r}") from error
+    return TangentFeatures(Stored(names, sizes, like.new_empty(0), tuple(parts)))
+
+
+def _block(layout: Any, tensors: Mapping[str, Tensor], n: int, like: Tensor) -> Block:
+    if isinstance(layout, str):
+        if len(tensors[layout]) != n:
+            raise ValueError(f"{len(tensors[layout])} rows, not {n}")
+        return Rows(tensors[layout])
+    uses = []
+    for use in layout["uses"]:
+        left, right = (tensors[name].view(n, *shape) for name, shape, _ in use)
+        uses.append((_left(use[0][2], left), _right(use[1][2], right)))
+    g, r, c = layout["shape"]
+    return Outer((g, r, c), tuple(uses), like.new_empty(n, 0))
+
+
+def _described(factor: Factor) -> dict[str, Any]:
+    if isinstance(factor, OneHot):
+        return {"width": factor.width}
+    if isinstance(factor, Patches):
+        window = asdict(factor.window)
+        return {"groups": factor.groups, "window": window, "positions": factor.positions}
+    return {}
+
+
+def _left(layout: Mapping[str, Any], data: Tensor) -> Left:
+    if not layout:
+        return Dense(data)
+    width = int(layout["width"])
+    if data.numel() and not 0 <= int(data.min()) <= int(data.max()) < width:
+        raise ValueError(f"tokens outside of [0, {width})")
+    return OneHot(data, width)
+
+
+def _right(layout: Mapping[str, Any], data: Tensor) -> Right:
+    if not layout:
+        return Dense(data)
+    fields: dict[str, Any] = dict(layout["window"])
+    mode = str(fields.pop("mode"))
+    window = Window(**{name: tuple(value) for name, value in fields.items()}, mode=mode)
+    return Patches(data, layout["groups"], window, layout["positions"])

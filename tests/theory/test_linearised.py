@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrizations
 
 from forgetless import ConfigError, forecast
-from forgetless.theory import TangentModel, forecast_model
-from forgetless.theory.forecast.modules import copied, plain_kernels
+from forgetless.theory import TangentModel, linearised
+from forgetless.theory.linearised import copied, plain_kernels
 
 
 class Network(nn.Module):
@@ -146,7 +146,7 @@ def test_all_ways_agree(name):
     tangent = TangentModel(copied(model))
     change = torch.randn(tangent.size, generator=torch.Generator().manual_seed(1)).double()
     found = []
-    for way in forecast_model._WAYS:
+    for way in linearised._WAYS:
         with contextlib.suppress(RuntimeError):
             found.append(way(tangent, x, change))
     for other in found[1:]:
@@ -163,7 +163,7 @@ def test_a_way_that_fails_is_not_tried_again(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(forecast_model, "_WAYS", [counted(w) for w in forecast_model._WAYS])
+    monkeypatch.setattr(linearised, "_WAYS", [counted(w) for w in linearised._WAYS])
     model, ((x, _), _) = network("weight norm")
     tangent = TangentModel(copied(model), chunk=2)
     tangent.push(x, torch.ones_like(tangent.theta))
@@ -198,7 +198,7 @@ def test_a_network_that_cannot_be_differentiated_says_why(monkeypatch):
     def refuse(*args, **kwargs):
         raise RuntimeError("no derivative of frobnicate\nat line 3")
 
-    monkeypatch.setattr(forecast_model, "tangent_features", refuse)
+    monkeypatch.setattr(linearised, "tangent_features", refuse)
     model, tasks = network("bag, mean")
     with pytest.raises(
         ConfigError, match=r"cannot be differentiated: no derivative of frobnicate$"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from forgetless import tangent_features
-from forgetless.tangent import Share, shared_features
+from forgetless.tangent import ParameterSlice, sliced_features
 
 
 class Tokens(nn.Module):
@@ -60,11 +60,11 @@ def test_parts_are_columns_of_the_whole(network, dim, ranks):
             cut = dim % len(shape)
             each = -(-shape[cut] // ranks)
             low = min(shape[cut], rank * each)
-            shares[name] = Share(shape, cut, low, min(shape[cut], low + each))
+            shares[name] = ParameterSlice(shape, cut, low, min(shape[cut], low + each))
             index = torch.arange(start, start + size).view(shape)
             columns.append(index.narrow(cut, low, shares[name].stop - low).flatten())
             start += size
-        part = shared_features(phi, shares)
+        part = sliced_features(phi, shares)
         expected = phi.dense()[:, torch.cat(columns)]
         assert part.shape == expected.shape
         torch.testing.assert_close(part.dense(), expected, atol=1e-12, rtol=0)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from forgetless.tangent.blocks import Block, Outer, Rows
-from forgetless.tangent.chunks import Piece, Source
+from forgetless.tangent.chunks import FeatureSource, Piece
 from forgetless.tangent.factors import Dense, Left, OneHot, Right
 from forgetless.tangent.features import TangentFeatures
 
 
 @final
 @dataclass(frozen=True)
-class Share:
+class ParameterSlice:
     """A part of a parameter: the indices start … stop − 1 of one of its dimensions.
 
     Arguments:
@@ -49,7 +49,7 @@ class Share:
         return part.flatten(1)
 
 
-def shared_features(phi: TangentFeatures, shares: Mapping[str, Share]) -> TangentFeatures:
+def sliced_features(phi: TangentFeatures, shares: Mapping[str, ParameterSlice]) -> TangentFeatures:
     """The columns of φ that belong to these parts of its parameters, (n, Σ size)."""
     return TangentFeatures(_Shared(phi.source, shares))
 
@@ -58,7 +58,7 @@ def shared_features(phi: TangentFeatures, shares: Mapping[str, Share]) -> Tangen
 class _Shared:
     """A source of fewer columns: each block is cut when it is asked for."""
 
-    def __init__(self, source: Source, shares: Mapping[str, Share]) -> None:
+    def __init__(self, source: FeatureSource, shares: Mapping[str, ParameterSlice]) -> None:
         self.source = source
         self.shares = shares
         self.names = source.names
@@ -83,7 +83,7 @@ class _Shared:
         ]
 
 
-def _cut(block: Block, share: Share) -> Block:
+def _cut(block: Block, share: ParameterSlice) -> Block:
     """The columns of a block that belong to a part; outer products stay outer products."""
     if share.size == block.size:
         return block
@@ -100,7 +100,7 @@ def _cut(block: Block, share: Share) -> Block:
     return replace(block, shape=(1, share.stop - share.start, columns), uses=uses)
 
 
-def _cut_use(left: Left, right: Right, share: Share) -> tuple[Left, Right]:
+def _cut_use(left: Left, right: Right, share: ParameterSlice) -> tuple[Left, Right]:
     if isinstance(left, Dense):
         return Dense(left.values[..., share.start : share.stop]), right
     # A token whose row is elsewhere counts for nothing, wherever it is put.

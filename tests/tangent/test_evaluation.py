@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import forgetless
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, Joint, Training, fit
-from forgetless.tangent.functional import called
+from forgetless.tangent.evaluation import call_with
 from forgetless.theory import model_drift
 from tests.conftest import blobs
 
@@ -95,7 +95,7 @@ def test_elsewhere_checkpoints_are_as_they_were():
             return super().forward(x)
 
     slow = Slow(False)
-    thread = threading.Thread(target=called, args=(slow, dict(slow.named_parameters()), (x,)))
+    thread = threading.Thread(target=call_with, args=(slow, dict(slow.named_parameters()), (x,)))
     thread.start()
     inside.wait(10)
     runs = []
@@ -104,7 +104,7 @@ def test_elsewhere_checkpoints_are_as_they_were():
     assert len(runs) == 2  # forward, and again on the way back
     done.set()
     thread.join()
-    called(model, values, (x,)).sum().backward()
+    call_with(model, values, (x,)).sum().backward()
     assert len(runs) == 3
     model(x).sum().backward()
     assert len(runs) == 5
@@ -130,9 +130,9 @@ def test_a_value_holds_under_every_name_unless_that_is_named_too():
     tied[1].weight = tied[0].weight
     zero, x = torch.zeros(3, 3), torch.randn(2, 3)
     one, two = (layer.bias for layer in tied)
-    torch.testing.assert_close(called(tied, {"0.weight": zero}, (x,)), two.expand(2, 3))
-    torch.testing.assert_close(called(tied, {"1.weight": zero}, (x,)), two.expand(2, 3))
-    apart = called(tied, {"0.weight": zero, "1.weight": torch.eye(3)}, (x,))
+    torch.testing.assert_close(call_with(tied, {"0.weight": zero}, (x,)), two.expand(2, 3))
+    torch.testing.assert_close(call_with(tied, {"1.weight": zero}, (x,)), two.expand(2, 3))
+    apart = call_with(tied, {"0.weight": zero, "1.weight": torch.eye(3)}, (x,))
     torch.testing.assert_close(apart, (one + two).expand(2, 3))
 
 
@@ -231,13 +231,13 @@ def test_only_recurrent_layers_in_eval_mode_do():
 
     model, (x, _) = Noting(nn.GRU), samples()
     values = dict(model.named_parameters())
-    called(model, values, (x,))
+    call_with(model, values, (x,))
     model.eval()
-    called(model, values, (x,))
+    call_with(model, values, (x,))
     with torch.no_grad():
-        called(model, values, (x,))
+        call_with(model, values, (x,))
     model.layer.train()
-    called(model, values, (x,))
+    call_with(model, values, (x,))
     assert enabled == [True, False, True, True]
 
 

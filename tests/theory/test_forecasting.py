@@ -7,14 +7,14 @@ from torch.func import functional_call, jacrev
 
 from forgetless import PCAOGD, SGD, ConfigError, DataError, TensorScenario, Training, fit, forecast
 from forgetless.theory import TangentModel
-from forgetless.theory.forecast.model import (
-    Course,
+from forgetless.theory.forecasting import margins
+from forgetless.theory.linearised import (
+    SGDRun,
     curvature,
     train_by_kernel,
     train_linearised,
     train_network,
 )
-from forgetless.theory.forecast.outlook import margins
 from tests.conftest import blobs
 
 BATCHES = [torch.arange(24).view(3, 8)[i % 3] for i in range(12)]
@@ -78,7 +78,7 @@ def test_function_space_and_parameter_space_agree(protected):
     if protected:
         basis = torch.linalg.qr(torch.randn(tangent.size, 5, dtype=torch.float64))[0].T
     changes = [
-        train(tangent, Course(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), basis))
+        train(tangent, SGDRun(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), basis))
         for train in (train_linearised, train_by_kernel)
     ]
     torch.testing.assert_close(changes[0], changes[1], atol=1e-10, rtol=1e-8)
@@ -90,7 +90,7 @@ def test_a_linear_networks_linearisation_is_the_network():
     (inputs, labels), (x, y) = tasks()
     tangent = TangentModel(network(linear=True))
     loss = nn.functional.cross_entropy
-    course = Course(x, y, loss, BATCHES, 0.1, max(map(len, BATCHES)))
+    course = SGDRun(x, y, loss, BATCHES, 0.1, max(map(len, BATCHES)))
     linear, real = train_linearised(tangent, course), train_network(tangent, course)
     torch.testing.assert_close(linear, real)
     result = forecast(network(linear=True), (inputs, labels), (x, y), lr=0.1, epochs=3)
