@@ -1,17 +1,105 @@
-"""The Python in the documentation runs as it stands there."""
+"""The documentation is true: its Python runs, and the files, rooms and options it names exist."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [p for p in sorted(DOCS.glob("*.md")) if "```python" in p.read_text("utf-8")]
+from forgetless.launch.config import setting_fields
+from forgetless.support.options import flag
+from tests.test_layers import ROOMS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+WITH_PYTHON = [p for p in PAGES if "```python" in p.read_text("utf-8")]
+# Options of commands, which are no settings of a run, and of other programs.
+OF_COMMANDS = [
+    "--data",
+    "--out",
+    "--overwrite",
+    "--resume",
+    "--checkpoint-every",
+    "--keep",
+    "--log",
+    "--json",
+    "--analyse",
+    "--engine",
+    "--address",
+    "--jobs",
+    "--open",
+    "--help",
+    "--method",
+    "--methods",
+    "--source",
+    "--target",
+    "--runs",
+    "--no-train",
+    "--scale",
+    "--head",
+    "--port",
+    "--only",
+]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+def run(page: Path) -> dict[str, object]:
+    names: dict[str, object] = {"__name__": page.stem}
+    for block in blocks(page):
+        exec(compile(block, page.name, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.name)
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run(page)
+    if page.name == "README.md":
+        assert "(2, 3, 3)" in capsys.readouterr().out
+    if page.name == "usage.md":
+        assert "0.weight" in names["weights"]
+
+
+def test_a_method_fits_in_forty_lines():
+    last = blocks(ROOT / "docs" / "methods.md")[-1]
+    assert "class Replay" in last
+    assert len(last.splitlines()) < 40
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": page.stem}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-        exec(compile(block, page.name, "exec"), names)
+def test_links_lead_somewhere(page):
+    text = page.read_text("utf-8")
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if link.startswith(("http:", "https:")):
+            continue
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        if heading:
+            lines = re.findall(r"^#+ (.*)", target.read_text("utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines]
+            assert heading in slugs, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_options_exist(page):
+    known = {flag(name) for name in setting_fields()} | set(OF_COMMANDS)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text("utf-8")))
+    assert named <= known
+
+
+def test_files_that_are_named_exist():
+    rooms = ROOT / "src" / "forgetless"
+    folders = (ROOT, rooms, *(rooms / room for room in ROOMS))
+    for page in PAGES:
+        for name in re.findall(r"`([\w./]+/[\w./]*|\w+\.py)`", page.read_text("utf-8")):
+            if name.startswith(("runs/", "checkpoint/")):
+                continue
+            assert any((folder / name).exists() for folder in folders), f"{page.name}: {name}"
+
+
+def test_the_readme_has_all_rooms_in_the_order_of_their_imports():
+    table = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert table == list(ROOMS)
