@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .PHONY: demo test browser lint types format bench bench-gpu clean
 
-demo: $(READY)
+demo: $(CORE)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,ogd,pca-ogd \
 	    --tasks 5 --seeds 3 --out runs/demo --overwrite
 	@echo "Open runs/demo/report.html in a browser to see what was forgotten, when and why."
@@ -43,14 +45,18 @@ bench-gpu:
 	$(PYTHON) benchmarks/large.py --out results/bench/large.json
 	$(PYTHON) benchmarks/tables.py
 
-# Installed once, and again when what is to be installed changes.
-$(READY): pyproject.toml constraints.txt tests/guard/frameworks/avalanche.txt
+# Installed once, and again when a requirement changes: the core for the demo, and all that tests need.
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) --editable .
+	touch $@
+
+$(READY): $(CORE) tests/guard/frameworks/avalanche.txt
+	$(INSTALL) --editable ".[dev]"
 	# Apart from the rest: torchvision, which Avalanche imports, does not load on a CPU-only torch, and
 	# Lightning and transformers break where it is installed and does not load.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade \
+	$(INSTALL) --no-deps --upgrade \
 	    --target $(VENV)/avalanche --requirement tests/guard/frameworks/avalanche.txt
 	touch $@
 

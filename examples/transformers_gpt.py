@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from forgetless import PCAOGD
-from forgetless.guard.frameworks.transformers import GuardCallback
+from forgetless.guard.frameworks.transformers import GuardTrainerCallback
 
 
 def some_tokens(outputs, tokens: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def main() -> None:
             max_position_embeddings=_texts.LENGTH,
         )
     )
-    guard = GuardCallback(PCAOGD(components=300, samples=300), output=some_tokens)
+    guard = GuardTrainerCallback(PCAOGD(components=300, samples=300), output=some_tokens)
 
     train(model, prose, steps=500, lr=5e-3, callbacks=[guard])
     unguarded = copy.deepcopy(model)

@@ -9,8 +9,7 @@ from rich.console import Console
 from forgetless.cli.board import Board
 from forgetless.launch.engines import Event, Job
 from forgetless.training.settings import Progress
-
-from .problems import order
+from tests.launch.engines.problems import order
 
 
 def progress(done: float, task: int = 1, epoch: int = 1) -> Progress:

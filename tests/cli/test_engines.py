@@ -11,8 +11,7 @@ import pytest
 
 from forgetless.paper.store import load_results
 from tests.conftest import forgetless
-
-from .problems import assert_alike
+from tests.launch.engines.problems import assert_alike
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 QUICK = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--memory", "5"]

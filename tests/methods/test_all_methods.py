@@ -20,7 +20,8 @@ from forgetless import (
     TrainingError,
     fit,
 )
-from forgetless.methods import METHODS, MethodOptions, build_method, unused_by_method
+from forgetless.launch.config import resolve, unused_settings
+from forgetless.methods import METHODS, build_method, method_settings
 
 TABLE = {
     "sgd": SGD(),
@@ -35,7 +36,7 @@ TABLE = {
     "ogd": OGD(samples=15),
     "pca-ogd": PCAOGD(components=15, samples=60),
     "pca-ogd, centred": PCAOGD(components=15, samples=60, centred=True),
-    "pca-ogd, by share": PCAOGD(components=0.9, samples=60),
+    "pca-ogd, by share": PCAOGD(variance=0.9, samples=60),
 }
 every_method = pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
 TRAINING = Training(lr=0.05, epochs=3, dtype="float64")
@@ -133,8 +134,7 @@ def test_hyperparameters_are_frozen(method):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_built_by_name_from_options(name):
-    options = MethodOptions(memory=7, samples=50, ewc_strength=3.0)
-    method = build_method(name, options)
+    method = build_method(name, {"memory": 7, "samples": 50, "ewc_strength": 3.0})
     assert method.name == name
     kept = {"ogd": "samples", "pca-ogd": "components"}.get(name, "memory")
     assert getattr(method, kept, 7) == 7
@@ -146,7 +146,7 @@ def test_built_by_name_from_options(name):
     [
         (lambda: Joint(batch_size=0), "batch_size must be a whole number of at least 1, not 0"),
         (lambda: EWC(strength=-1), "strength must be a finite number of at least 0"),
-        (lambda: EWC(fisher="median"), "'mean' or 'released', not 'median'"),
+        (lambda: EWC(fisher="median"), "mean or released, not 'median'"),
         (lambda: AGEM(memory=0), "memory must be a whole number of at least 1"),
         (lambda: AGEM(batch_size=0), "batch_size must be a whole number of at least 1"),
         (lambda: AGEM(heads="none"), "own or released"),
@@ -155,20 +155,22 @@ def test_built_by_name_from_options(name):
         (lambda: GEMNT(memory=0), "memory must be a whole number of at least 1"),
         (lambda: OGD(samples=0), "samples must be a whole number of at least 1"),
         (lambda: PCAOGD(components=0), "components must be a whole number"),
-        (lambda: PCAOGD(components=1.0), "share in"),
+        (lambda: PCAOGD(components=1.0), "components must be a whole number"),
+        (lambda: PCAOGD(variance=1.0), "variance must be"),
+        (lambda: PCAOGD(variance=0.0), "variance must be"),
         (lambda: PCAOGD(samples=0), "samples must be a whole number of at least 1"),
         (lambda: AGEM(memory=2.5), "memory must be a whole number of at least 1, not 2.5"),
         (lambda: AGEM(batch_size=True), "batch_size must be a whole number"),
         (lambda: GEMNT(memory=float("nan")), "memory must be a whole number"),
         (lambda: Joint(batch_size=1.5), "batch_size must be a whole number"),
         (lambda: OGD(samples="5"), "samples must be a whole number of at least 1, not '5'"),
-        (lambda: PCAOGD(components="50"), "components must be a whole number of at least 1 or"),
+        (lambda: PCAOGD(components="50"), "components must be a whole number of at least 1"),
         (lambda: PCAOGD(components=float("nan")), "components must be a whole number"),
         (lambda: PCAOGD(samples=2.5), "samples must be a whole number"),
         (lambda: EWC(strength=float("inf")), "strength must be a finite number"),
         (lambda: EWC(strength="much"), "strength must be a finite number"),
         (lambda: GEM(margin=float("inf")), "margin must be a finite number"),
-        (lambda: build_method("nope", MethodOptions()), "unknown method 'nope'"),
+        (lambda: build_method("nope", {}), "unknown method 'nope'"),
     ],
 )
 def test_impossible_hyperparameters_are_refused(make, message):
@@ -193,9 +195,21 @@ def test_whole_numbers_may_be_numpys():
         ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
     ],
 )
-def test_what_a_method_has_no_use_for(name, used):
-    options = {f.name for f in fields(MethodOptions)} | {"storage", "budget"}
-    options |= {"unprotected"} if name == "sgd" else set()  # it protects nothing
-    assert unused_by_method(name) == options - used
-    by_variance = unused_by_method(name, by_variance=True)
-    assert by_variance - unused_by_method(name) == ({"memory"} if name == "pca-ogd" else set())
+def test_settings_that_a_method_does_not_use(name, used):
+    of_methods = {
+        "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
+        "gem_margin", "variance", "samples", "centred", "storage", "budget",
+    }  # fmt: skip
+    of_scenario = {"classes_per_task"}
+    unprotected = {"unprotected"} if name == "sgd" else set()  # it protects nothing
+    unused = unused_settings(resolve("rotated-digits", name).as_dict())
+    assert unused - of_scenario == of_methods - used | unprotected
+
+
+def test_a_share_of_variance_replaces_the_number_of_directions():
+    assert "memory" in unused_settings(resolve("rotated-digits", "pca-ogd", variance=0.9).as_dict())
+
+
+@every_method
+def test_rebuilt_from_its_settings(method):
+    assert build_method(method.name, method_settings(method)) == method

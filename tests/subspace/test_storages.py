@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from forgetless.subspace import DENSE, FACTORED, Storage, empty_subspace, restored_subspace, sweep
+from forgetless.subspace import DENSE, FACTORED, Storage, empty_subspace, restored_subspace
+from forgetless.subspace.kernels import sweep
 from forgetless.subspace.kernels.sweep import project_out_rows
 from forgetless.support.errors import DataError
 from forgetless.tangent import Batch, features_of, tangent_features

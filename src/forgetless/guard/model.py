@@ -206,7 +206,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @final
-class MemoryGradient:
+class GuardedLossGrad:
     """`LossGrad`: the mean loss gradient on remembered samples at given weights.
 
     Arguments:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from forgetless.guard.arguments import Projected
-from forgetless.guard.model import GuardedModel, MemoryGradient, full_precision
+from forgetless.guard.model import GuardedLossGrad, GuardedModel, full_precision
 from forgetless.guard.report import Removed
 from forgetless.methods import Method, Nothing, State
 from forgetless.methods.orthogonal import Orthogonal
@@ -223,7 +223,7 @@ class Steps:
             g = g * mask
             if isinstance(state, Subspace):
                 state = self._within(state, movable, columns)
-        loss_grad = MemoryGradient(self.model, theta, mask, self.generator)
+        loss_grad = GuardedLossGrad(self.model, theta, mask, self.generator)
         with torch.no_grad(), full_precision(g.device):
             kept: Tensor = self.method.update(g, state, theta, loss_grad)
         return kept if mask is None else kept * mask

@@ -4,7 +4,7 @@ import peft
 import torch
 
 from forgetless import PCAOGD, Guard
-from forgetless.guard.frameworks.transformers import GuardCallback
+from forgetless.guard.frameworks.transformers import GuardTrainerCallback
 from tests.guard.frameworks.common import leak, vector
 from tests.guard.frameworks.test_transformers import llama, tokens, train
 
@@ -43,7 +43,7 @@ def test_only_adapters_are_protected_and_move():
 
 
 def test_adapters_in_the_trainer(tmp_path):
-    model, callback = adapted(), GuardCallback(METHOD)
+    model, callback = adapted(), GuardTrainerCallback(METHOD)
     base = frozen(model)
     train(model, tokens(0), tmp_path, callback)
     directions = callback.guard.state_dict()["memory.directions"]

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from forgetless import OGD, PCAOGD, ConfigError
-from forgetless.guard.frameworks.transformers import GuardCallback
+from forgetless.guard.frameworks.transformers import GuardTrainerCallback
 from tests.guard.frameworks.common import leak, vector
 
 METHOD = PCAOGD(components=10, samples=20)
@@ -72,7 +72,7 @@ def train(model, data, folder, callback, resume=None, **settings) -> Trainer:
     ids=["adamw", "accumulated", "adafactor", "bf16"],
 )
 def test_no_step_touches_what_was_learned(tmp_path, make, settings):
-    model, callback = make(), GuardCallback(METHOD)
+    model, callback = make(), GuardTrainerCallback(METHOD)
     train(model, tokens(0), tmp_path, callback, **settings)
     guard = callback.guard
     directions = guard.state_dict()["memory.directions"]
@@ -91,20 +91,20 @@ def test_classifiers_are_protected_by_class(tmp_path):
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
     model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes, **layers))
     data = [{"input_ids": row["input_ids"], "label": i % 3} for i, row in enumerate(tokens(0))]
-    callback = GuardCallback(OGD(samples=7), exclude=["classifier"])
+    callback = GuardTrainerCallback(OGD(samples=7), exclude=["classifier"])
     train(model, data, tmp_path, callback)
     assert callback.guard.memory_report().directions == 7
     assert not any("classifier" in name for name in callback.guard.names)
 
 
 def test_checkpoints_hold_what_is_remembered(tmp_path):
-    model, callback = llama(), GuardCallback(METHOD)
+    model, callback = llama(), GuardTrainerCallback(METHOD)
     train(model, tokens(0), tmp_path / "first", callback)
     train(model, tokens(1), tmp_path / "second", callback, save_strategy="steps", save_steps=3)
     checkpoint = tmp_path / "second" / "checkpoint-3"
     assert len(load_file(checkpoint / "forgetless.safetensors")["memory.directions"]) == 10
 
-    resumed, fresh = llama(), GuardCallback(METHOD)
+    resumed, fresh = llama(), GuardTrainerCallback(METHOD)
     train(resumed, tokens(1), tmp_path / "second", fresh, resume=str(checkpoint))
     assert fresh.guard.tasks == 2
     for there, here in zip(model.parameters(), resumed.parameters(), strict=True):
@@ -112,10 +112,10 @@ def test_checkpoints_hold_what_is_remembered(tmp_path):
 
 
 def test_a_folder_of_the_users_choice(tmp_path):
-    model, callback = llama(), GuardCallback(METHOD)
+    model, callback = llama(), GuardTrainerCallback(METHOD)
     train(model, tokens(0), tmp_path, callback)
     callback.save(tmp_path)
-    fresh = GuardCallback(METHOD, end_task=False)
+    fresh = GuardTrainerCallback(METHOD, end_task=False)
     fresh.load(tmp_path)
     before = vector(model, callback.guard.names)
     train(model, tokens(1), tmp_path, fresh)
@@ -124,7 +124,7 @@ def test_a_folder_of_the_users_choice(tmp_path):
 
 
 def test_the_user_may_end_tasks(tmp_path):
-    callback = GuardCallback(METHOD, end_task=False)
+    callback = GuardTrainerCallback(METHOD, end_task=False)
     trainer = train(llama(), tokens(0), tmp_path, callback)
     assert callback.guard.tasks == 0
     callback.end_task(trainer.get_train_dataloader())
@@ -133,11 +133,11 @@ def test_the_user_may_end_tasks(tmp_path):
 
 def test_several_processes_would_remember_different_samples():
     with pytest.raises(ConfigError, match="end_task=False"):
-        GuardCallback(METHOD).on_train_begin(SimpleNamespace(world_size=2), None, None)
+        GuardTrainerCallback(METHOD).on_train_begin(SimpleNamespace(world_size=2), None, None)
 
 
 def test_mistakes_are_found_before_training():
     with pytest.raises(TypeError, match="componets"):
-        GuardCallback(METHOD, componets=3)
+        GuardTrainerCallback(METHOD, componets=3)
     with pytest.raises(ConfigError, match="no guard yet"):
-        GuardCallback(METHOD).guard  # noqa: B018
+        GuardTrainerCallback(METHOD).guard  # noqa: B018

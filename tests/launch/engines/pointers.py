@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.launch.engines.mirror import SAVED, Mirror
-from forgetless.launch.engines.storage import Storage
+from forgetless.launch.engines.storage import ObjectStore
 from forgetless.trace.checkpoint import checksum
 from tests.faults.readers import Reader, spoiled_json
 
@@ -18,7 +18,7 @@ def pointer_reader(folder: Path) -> Reader:
     (folder / "job" / "checkpoint").mkdir(parents=True)
     (folder / "job" / "trace.json").write_text("{}")
     (folder / "job" / "checkpoint" / "manifest-000001.json").write_text("{}")
-    storage = Storage(f"file://{job}")
+    storage = ObjectStore(f"file://{job}")
     Mirror(folder / "job", storage, storage).save()
     (file,) = (job / SAVED).glob("pointer-*")
     sound = file.read_bytes()

@@ -16,7 +16,7 @@ import pytest
 from forgetless.cli import main
 from forgetless.launch.engines import InProcess, Processes, pull
 from forgetless.launch.engines.mirror import SAVED, Mirror
-from forgetless.launch.engines.storage import Storage, is_shared
+from forgetless.launch.engines.storage import ObjectStore, is_shared
 from forgetless.launch.runs import standing
 from forgetless.paper.store import load_results
 from forgetless.support.errors import (
@@ -86,7 +86,7 @@ def stopping(after: float):
 
 def test_files_come_and_go(place, tmp_path):
     url, folder = place
-    storage = Storage(url)
+    storage = ObjectStore(url)
     assert storage.names() == []
     (tmp_path / "one").write_bytes(b"1" * 1000)
     (tmp_path / "two").write_bytes(b"2")
@@ -175,7 +175,7 @@ def saved(tmp_path):
 
 
 def fetched(folder: Path, here: Path):
-    storage = Storage(f"file://{folder.parent}")
+    storage = ObjectStore(f"file://{folder.parent}")
     Mirror(here, storage, storage).fetch()
     return Store(here / CHECKPOINTS).manifest()
 
@@ -220,7 +220,7 @@ def test_a_pointer_reaches_nothing_else(name, saved, tmp_path):
 
 
 def test_storage_that_fails_for_a_while_does_not_stop_a_run(expected, monkeypatch, tmp_path):
-    plain, calls = Storage.put, [0]
+    plain, calls = ObjectStore.put, [0]
 
     def put(self, file, name):
         calls[0] += 1
@@ -228,7 +228,7 @@ def test_storage_that_fails_for_a_while_does_not_stop_a_run(expected, monkeypatc
             raise UnwritableError("the network is down")
         plain(self, file, name)
 
-    monkeypatch.setattr(Storage, "put", put)
+    monkeypatch.setattr(ObjectStore, "put", put)
     with pytest.warns(ForgetlessWarning, match="was not copied, the next one will be: the network"):
         assert trained([stored(tmp_path / "here" / "ogd", f"file://{tmp_path}/shared")]) == {
             "ogd": None
@@ -261,7 +261,7 @@ def test_no_such_storage_is_one_sentence(url, words, capsys, monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     assert is_shared(url)
     with pytest.raises(ConfigError, match=words):
-        Storage(url)
+        ObjectStore(url)
     for command in (
         ["compare", "rotated-digits", "--out", url],
         ["paper", "build", "table1", "--scale", "small", "--runs", url],

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from forgetless.subspace import compiled, sweep
+from forgetless.subspace.kernels import compiled, sweep
 from forgetless.subspace.kernels.compiled import project_out_compiled
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from forgetless.linalg import orthonormalize
-from forgetless.subspace import DENSE, DenseSubspace, Storage, inplace
+from forgetless.subspace import DENSE, DenseSubspace, Storage
+from forgetless.subspace.kernels import inplace
 from forgetless.subspace.kernels.inplace import lengths_of_long, orthonormalize_in_place
 from forgetless.tangent import tangent_features
 

@@ -10,7 +10,7 @@ from forgetless.training.fast.frozen import frozen_start
 from forgetless.training.learner import Learner
 from forgetless.training.models import LeNet
 from tests.conftest import blobs
-from tests.test_graphs import weights
+from tests.training.fast.test_recording import weights
 
 METHODS = [SGD(), AGEM(6, 4), Joint(5), EWC(1.0), OGD(5), PCAOGD(4, 12), GEM(4)]
 

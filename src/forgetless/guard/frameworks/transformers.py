@@ -21,7 +21,7 @@ _FILE = "forgetless.safetensors"
 
 
 @final
-class GuardCallback(TrainerCallback):  # type: ignore[misc]
+class GuardTrainerCallback(TrainerCallback):  # type: ignore[misc]
     """Keeps what a model has learned in one training through all that follow.
 
     Give the same callback to the `Trainer` of every task. It guards the trainer's optimizer and
@@ -70,7 +70,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         if self._ends_tasks and args.world_size > 1:
             raise ConfigError(
                 "each process would remember other samples: with several processes use "
-                "GuardCallback(…, end_task=False) and call end_task with the same data in each"
+                "GuardTrainerCallback(…, end_task=False) and call end_task with the same data in "
+                "each"
             )
         # Callbacks are told that training resumes only by the number of steps already made.
         checkpoint = _checkpoint(args, state)

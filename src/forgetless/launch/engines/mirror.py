@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, final
 
-from forgetless.launch.engines.storage import Storage
+from forgetless.launch.engines.storage import ObjectStore
 from forgetless.support.errors import ForgetlessWarning, TraceError, UnwritableError
 from forgetless.trace.checkpoint import checksum, digest
 
@@ -42,7 +42,7 @@ class Mirror:
         run: storage of the run, where what is kept of the seeds goes.
     """
 
-    def __init__(self, folder: Path, storage: Storage, run: Storage) -> None:
+    def __init__(self, folder: Path, storage: ObjectStore, run: ObjectStore) -> None:
         self._folder = folder
         self._storage = storage
         self._run = run

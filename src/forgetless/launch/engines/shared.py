@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forgetless.launch.engines.job import Order
 from forgetless.launch.engines.mirror import SAVED, Mirror
-from forgetless.launch.engines.storage import Storage
+from forgetless.launch.engines.storage import ObjectStore
 from forgetless.launch.runs import JOBS
 from forgetless.support.errors import TraceError
 from forgetless.trace import is_trace
@@ -59,7 +59,7 @@ def brought_here(url: str) -> Iterator[Path]:
     Where the storage is a file system of this machine it is locked for the time; other kinds have
     no locks. Errors name the storage, not the folder.
     """
-    storage = Storage(url)
+    storage = ObjectStore(url)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="forgetless-"))
         folder = Path(scratch) / "out"
@@ -75,13 +75,13 @@ def brought_here(url: str) -> Iterator[Path]:
 
 def put_files(folder: Path, url: str, names: Iterable[str]) -> None:
     """Copy files of a folder to shared storage, those that are there."""
-    storage = Storage(url)
+    storage = ObjectStore(url)
     for name in names:
         if (folder / name).is_file():
             storage.replace(folder / name, name)
 
 
-def _storage(order: Order) -> Storage:
+def _storage(order: Order) -> ObjectStore:
     if order.storage is None:
         raise TraceError(f"{order.folder} is not in shared storage")
-    return Storage(order.storage)
+    return ObjectStore(order.storage)

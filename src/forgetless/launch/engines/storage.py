@@ -22,7 +22,7 @@ def shown(url: str) -> str:
 
 
 @final
-class Storage:
+class ObjectStore:
     """A folder in shared storage.
 
     Nothing in it is trusted: what is read is JSON and safetensors, and checked.

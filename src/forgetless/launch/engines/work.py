@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forgetless.launch.engines.job import Job
 from forgetless.launch.engines.mirror import Mirror
-from forgetless.launch.engines.storage import Storage
+from forgetless.launch.engines.storage import ObjectStore
 from forgetless.launch.runs import run, standing
 from forgetless.support.errors import TrainingError
 from forgetless.trace import is_trace, load_trace
@@ -23,7 +23,7 @@ def carry_out(job: Job, observer: Observer | None = None) -> None:
     """
     if job.order.storage is not None:
         with tempfile.TemporaryDirectory(prefix="forgetless-") as scratch:
-            _carry_out_elsewhere(job, Path(scratch), Storage(job.order.storage), observer)
+            _carry_out_elsewhere(job, Path(scratch), ObjectStore(job.order.storage), observer)
         return
     places = (job.folder, job.order.folder)
     if job.fresh or not is_done(job, lambda name: any((p / name).is_file() for p in places)):
@@ -63,7 +63,9 @@ def _train(
     )
 
 
-def _carry_out_elsewhere(job: Job, scratch: Path, run: Storage, observer: Observer | None) -> None:
+def _carry_out_elsewhere(
+    job: Job, scratch: Path, run: ObjectStore, observer: Observer | None
+) -> None:
     """Train in a folder of this machine, and copy checkpoints and the trace to the storage."""
     here = replace(job, folder=scratch / job.place, order=replace(job.order, folder=scratch))
     storage = run.within(job.place) if job.place else run

@@ -74,13 +74,13 @@ def _has_kernel(rows: Tensor) -> bool:
     return rows.is_cuda and rows.dtype in (torch.float32, torch.bfloat16)
 
 
-def _plan_of(rows: Tensor) -> "Plan | None":
+def _plan_of(rows: Tensor) -> "LaunchPlan | None":
     return _plan(rows.device, rows.dtype, rows.shape[0], rows.shape[2])
 
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """How the work of the one-pass kernel is cut up.
 
     Attributes:
@@ -126,7 +126,7 @@ class Plan:
 
 
 @cache
-def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Plan | None:
+def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> LaunchPlan | None:
     """The plan that keeps most processors busy; None if a block of rows does not fit on the chip.
 
     Each program takes one processor. It streams `pieces` of every row, so the whole takes as long
@@ -143,7 +143,7 @@ def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Pl
     room = shared - _SPARE_BYTES
     width = _PIECE // dtype.itemsize
     most = min(room // (_FEWEST_STAGES * _PIECE), _MOST_NUMBERS * 32 * _WARPS // width)
-    best: tuple[int, Plan] | None = None
+    best: tuple[int, LaunchPlan] | None = None
     for halves in range(2, 2 * most + 1):
         pieces, half = halves // 2, halves % 2 * width // 2
         parts = -(-size // (pieces * width + half))
@@ -156,13 +156,13 @@ def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> Pl
             bytes_of_a_row = (pieces * width + half) * dtype.itemsize
             height = _power_of_two(_BLOCKS[dtype.itemsize] // bytes_of_a_row + 1) // 2 or 1
             stages = room // (bytes_of_a_row * height)
-            best = duration, Plan(kernel, groups, parts, pieces, half, width, height, stages)
+            best = duration, LaunchPlan(kernel, groups, parts, pieces, half, width, height, stages)
     return None if best is None else _tried(best[1], device, dtype, seeds, size)
 
 
 def _tried(
-    plan: Plan, device: torch.device, dtype: torch.dtype, seeds: int, size: int
-) -> Plan | None:
+    plan: LaunchPlan, device: torch.device, dtype: torch.dtype, seeds: int, size: int
+) -> LaunchPlan | None:
     """The plan, if it can be compiled and run here."""
     g = torch.zeros(seeds, size, device=device)
     try:
