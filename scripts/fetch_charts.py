@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-VENDOR = Path(__file__).parent.parent / "src" / "forgetless" / "page" / "vendor"
+VENDOR = Path(__file__).parent.parent / "src" / "forgetless" / "report" / "page" / "vendor"
 
 # File here → package, version, file in the package, SHA-256.
 FILES = {

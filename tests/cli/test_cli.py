@@ -119,30 +119,30 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
             ["run", "rotated-digits", "--method", "pca-ogd", "--variance", "1.5"],
             "--variance must be a share in (0, 1), not 1.5",
         ),
-        (["run", "rotated-digits", "--method", "sgd", "--memory", "5"], "sgd has no use for --mem"),
+        (["run", "rotated-digits", "--method", "sgd", "--memory", "5"], "sgd does not use --mem"),
         (
-            ["run", "rotated-digits", "--method", "a-gem", "--memory", "auto"],
-            "a-gem has no use for --memory auto",
+            ["run", "rotated-digits", "--method", "a-gem", "--budget", "auto"],
+            "a-gem does not use --budget",
         ),
         (
             ["run", "rotated-digits", "--method", "pca-ogd", "--memory", "5", "--variance", "0.9"],
-            "pca-ogd has no use for --memory beside --variance",
+            "pca-ogd does not use --memory beside --variance",
         ),
         (
             ["run", "rotated-digits", "--method", "gem", "--storage", "factored"],
-            "gem has no use for --storage",
+            "gem does not use --storage",
         ),
         (
             ["run", "split-digits", "--method", "sgd", "--step-degrees", "9"],
-            "split-digits has no use for --step-degrees",
+            "split-digits does not use --step-degrees",
         ),
         (
             ["compare", "permuted-digits", "--classes-per-task", "5"],
-            "permuted-digits has no use for --classes-per-task",
+            "permuted-digits does not use --classes-per-task",
         ),
         (
             ["compare", "rotated-digits", "--methods", "sgd,ewc", "--memory", "5"],
-            "sgd, ewc have no use for --memory",
+            "sgd, ewc do not use --memory",
         ),
         (["run", "rotated-digits", "--method", "sgd", "--model", "gpt"], "unknown model 'gpt'"),
         (["run", "rotated-digits", "--method", "sgd", "--seeds", "none"], "--seeds must be"),
@@ -321,4 +321,4 @@ def test_names_of_parameters_are_checked_before_anything_is_trained(capsys, tmp_
         assert not list(tmp_path.iterdir())
     run = ["run", "rotated-digits", "--method", "sgd", "--unprotected", "body.1", *quick]
     status, _, err = forgetless(run, capsys)
-    assert (status, err) == (2, "forgetless: sgd has no use for --unprotected\n")
+    assert (status, err) == (2, "forgetless: sgd does not use --unprotected\n")

@@ -88,7 +88,7 @@ def test_heads_and_checkpoints(trained, capsys):
 
 
 def test_a_run_with_a_budget_can_be_forecast(tmp_path, capsys):
-    run = ["run", "rotated-digits", "--method", "ogd", "--memory", "auto", *QUICK, "--json"]
+    run = ["run", "rotated-digits", "--method", "ogd", "--budget", "auto", *QUICK, "--json"]
     assert forgetless([*run, "--out", tmp_path / "run"], capsys)[0] == 0
     assert "storage_chosen" in load_trace(tmp_path / "run").config
     command = ["forecast", tmp_path / "run", "--components", "", "--quick", "--json"]

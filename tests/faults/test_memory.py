@@ -159,7 +159,7 @@ def test_out_of_memory_is_one_sentence_with_numbers(method, monkeypatch):
         assert "12 directions take 99.2 kB as dense rows" in text
         assert "--storage factored" in text
         assert "--storage bfloat16" in text
-        assert "--memory auto picks one" in text
+        assert "--budget auto picks one" in text
     else:
         assert "--batch-size" in text
 
@@ -173,18 +173,17 @@ def test_other_errors_stay_what_they_are(monkeypatch):
         fit(blobs(), OGD(6), network, training=Training(epochs=1))
 
 
-def test_memory_on_the_command_line_is_a_count_a_size_or_auto(capsys, tmp_path, monkeypatch):
-    assert resolve("rotated-digits", "ogd", memory="7").memory == 7
+def test_a_budget_on_the_command_line_is_a_size_or_auto(capsys, tmp_path, monkeypatch):
     for text in ("auto", "4GB"):
-        config = resolve("rotated-digits", "ogd", memory=text)
-        assert (config.memory, config.budget) == (100, text)
-    for text in ("", "many", "1.5", "-3", "4 parsecs"):
-        with pytest.raises(ConfigError, match="memory must be"):
-            resolve("rotated-digits", "ogd", memory=text)
+        config = resolve("rotated-digits", "ogd", budget=text)
+        assert (config.options["memory"], config.budget) == (100, text)
+    for count in ("7", "4GB", 1.5, -3):
+        with pytest.raises(ConfigError, match="--memory must be a whole number of at least 1"):
+            resolve("rotated-digits", "ogd", memory=count)
     monkeypatch.chdir(tmp_path)
     quick = ["--tasks", "2", "--epochs", "1", "--train-per-class", "10", "--json"]
     with pytest.raises(SystemExit) as stopped:
-        main(["run", "rotated-digits", "--method", "ogd", "--memory", "auto", *quick])
+        main(["run", "rotated-digits", "--method", "ogd", "--budget", "auto", *quick])
     assert stopped.value.code == 0
     assert json.loads(capsys.readouterr().out)["config"]["storage_chosen"] == "dense rows"
 

@@ -63,7 +63,9 @@ def test_every_method_goes_on_bit_for_bit(method, steps, plug, tmp_path):
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "factored", "cpu"])
-@pytest.mark.parametrize("method", [OGD(6), PCAOGD(5, 12), PCAOGD(0.9, 12)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [OGD(6), PCAOGD(5, 12), PCAOGD(samples=12, variance=0.9)], ids=lambda m: m.name
+)
 def test_every_storage_goes_on_bit_for_bit(method, storage, plug, tmp_path):
     options = {"method": method, "training": replace(TRAINING, storage=storage)}
     expected = small_run(None, **options)

@@ -35,7 +35,7 @@ def test_never_above_the_budget(case):
     method, storage, budget, least, lost = BUDGETS[case]
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
-    guard = Guard(model, optimizer, method, storage=storage, memory=budget)
+    guard = Guard(model, optimizer, method, storage=storage, budget=budget)
     messages = []
     for number in range(4):
         train(model, optimizer, task(number), steps=5)
@@ -76,7 +76,7 @@ def test_never_above_the_budget(case):
 
 def test_the_cheaper_storage_is_chosen():
     def chosen(model, method, data):
-        guard = Guard(model, optim.SGD(model.parameters()), method, memory="1GB")
+        guard = Guard(model, optim.SGD(model.parameters()), method, budget="1GB")
         guard.end_task(data)
         return guard.memory_report().notes[0]
 
@@ -94,8 +94,8 @@ def test_the_cheaper_storage_is_chosen():
 def test_a_budget_below_one_direction_is_refused_and_changes_nothing():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
-    guard = Guard(model, optimizer, OGD(10), memory=100)
-    message = "memory must be enough for at least one direction, .*B for this model, not 100 B"
+    guard = Guard(model, optimizer, OGD(10), budget=100)
+    message = "budget must be enough for at least one direction, .*B for this model, not 100 B"
     with pytest.raises(ConfigError, match=message):
         guard.end_task(task(0))
     assert guard.tasks == 0
@@ -104,8 +104,8 @@ def test_a_budget_below_one_direction_is_refused_and_changes_nothing():
 
 def test_a_budget_is_for_directions():
     model = mlp()
-    with pytest.raises(ConfigError, match="memory= is for methods that keep directions, not a-gem"):
-        Guard(model, optim.SGD(model.parameters()), AGEM(), memory="1MB")
+    with pytest.raises(ConfigError, match="budget= is for methods that keep directions, not a-gem"):
+        Guard(model, optim.SGD(model.parameters()), AGEM(), budget="1MB")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_numbers_of_bytes(text, count):
 )
 def test_numbers_of_bytes_that_are_none(text):
     with pytest.raises(
-        ConfigError, match=r"memory must be a number of bytes such as '512MB', '1\.5GiB"
+        ConfigError, match=r"budget must be a number of bytes such as '512MB', '1\.5GiB"
     ):
         parsed_bytes(text)
 
@@ -165,7 +165,7 @@ def test_sequences_of_different_lengths_stay_within_the_budget():
         whole.end_task(batches)
     for share in (0.9, 0.5, 0.2):
         budget = int(share * whole.memory_report().bytes)
-        guard = Guard(model, optimizer, OGD(), storage="factored", memory=budget)
+        guard = Guard(model, optimizer, OGD(), storage="factored", budget=budget)
         guard.remove()
         with pytest.warns(UserWarning, match="directions kept"):
             guard.end_task(batches)

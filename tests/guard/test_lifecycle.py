@@ -188,7 +188,7 @@ def test_a_task_that_ends_half_way_changes_nothing(method, error):
 def test_with_a_budget_too():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.05)
-    guard = Guard(model, optimizer, OGD(5), memory="1MB")
+    guard = Guard(model, optimizer, OGD(5), budget="1MB")
     before = guard.state_dict()
     with pytest.raises(OSError, match="disk"):
         guard.end_task(Breaks(OSError("disk"), after=1))

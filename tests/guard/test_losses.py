@@ -152,7 +152,7 @@ def test_the_first_samples_need_no_labels():
     y[:2] = -100
     x, y = x.repeat(3, 1), torch.cat([torch.full_like(y, -100), y, y])
     optimizer = optim.SGD(model.parameters())
-    guard = Guard(model, optimizer, OGD(), output="tokens", memory="1MB")
+    guard = Guard(model, optimizer, OGD(), output="tokens", budget="1MB")
     guard.end_task((x, y))
     assert guard.memory_report().directions == 2
 

@@ -146,7 +146,7 @@ def test_max_rank_bounds_directions_and_says_what_is_left(storage, method):
         ),
         ({"storage": ["dense"]}, "storage must be 'dense'"),
         ({"max_rank": 0}, "max_rank must be a whole number of at least 1"),
-        ({"memory": "much"}, "memory must be a number of bytes"),
+        ({"budget": "much"}, "budget must be a number of bytes"),
     ],
 )
 def test_options_that_cannot_be(options, message):

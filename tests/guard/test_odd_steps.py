@@ -42,7 +42,7 @@ def test_a_guard_takes_back_the_rows_that_its_budget_made_of_factored_samples():
 
     def made() -> forgetless.Guard:
         method = PCAOGD(components=4, samples=100)
-        return forgetless.Guard(model, optimizer, method, storage="factored", memory="40KB")
+        return forgetless.Guard(model, optimizer, method, storage="factored", budget="40KB")
 
     guard = made()
     guard.end_task((torch.randn(100, 20), torch.randint(0, 5, (100,))))

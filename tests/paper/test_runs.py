@@ -73,7 +73,7 @@ def test_what_does_not_change_the_result_does_not_change_the_key():
 )
 def test_what_changes_the_result_changes_the_key(benchmark, method, change):
     config = FULL.config(benchmark, method)
-    assert Run(config).key != Run(replace(config, **change)).key
+    assert Run(config).key != Run(FULL.config(benchmark, method, **change)).key
 
 
 def test_a_run_is_there_only_when_it_is_complete_and_has_what_is_needed(tiny, workshop):
@@ -250,14 +250,14 @@ def test_a_run_is_looked_at_as_soon_as_it_is_trained(tiny, tmp_path, monkeypatch
     lost, begun, done = [4], [], []
 
     def find(workshop, run):
-        if run.config.memory in lost:
+        if run.config.options["memory"] in lost:
             raise RuntimeError("the machine is taken away")
-        return [run.config.memory, len(workshop.trace(run).weights(0, 1))]
+        return [run.config.options["memory"], len(workshop.trace(run).weights(0, 1))]
 
     look = Look("two", find)
 
     def measure(workshop):
-        return {str(run.config.memory): workshop.looked(look, run) for run in runs}
+        return {str(run.config.options["memory"]): workshop.looked(look, run) for run in runs}
 
     def watch(stage):
         done.append(stage.done)

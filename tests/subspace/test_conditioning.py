@@ -41,7 +41,7 @@ def test_no_step_becomes_longer_as_directions_fill_the_space(storage, seed):
     assert guard.memory_report().directions <= len(before)
 
 
-@pytest.mark.parametrize("method", [OGD(60), PCAOGD(50), PCAOGD(0.999)], ids=str)
+@pytest.mark.parametrize("method", [OGD(60), PCAOGD(50), PCAOGD(variance=0.999)], ids=str)
 @pytest.mark.parametrize("widths", [(4, 8, 3), (6, 10, 3)])
 def test_rounded_rows_stay_orthonormal_until_they_fill_the_space(method, widths):
     """What rounding leaves of a vector inside of the rows is no new direction."""

@@ -60,7 +60,7 @@ def load_plain_pickle(content: bytes, path: Path) -> object:
 
 
 class _RefusedError(DataError):
-    """Something in a pickle that a file of plain values has no use for."""
+    """Something in a pickle that a file of plain values does not use."""
 
 
 def _screen_opcodes(content: bytes) -> None:

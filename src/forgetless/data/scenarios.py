@@ -188,7 +188,7 @@ def build_scenario(
 
 
 def unused_by_scenario(name: str) -> set[str]:
-    """The options that the benchmark of that name has no use for."""
+    """The options that the benchmark of that name does not use."""
     return {o for o, family in _OF_ONE_FAMILY.items() if not name.startswith(f"{family}-")}
 
 

@@ -114,7 +114,7 @@ def within(state: Subspace, budget: int) -> tuple[Subspace, str | None]:
         how.append(f"{state.rank} of {rank} directions kept")
     if state.nbytes > budget:
         raise ConfigError(
-            f"memory must be enough for at least one direction, {in_words(state.nbytes)} for this "
+            f"budget must be enough for at least one direction, {in_words(state.nbytes)} for this "
             f"model, not {in_words(budget)}"
         )
     return state, (

@@ -75,7 +75,7 @@ class Guard:
             the target, where batches are not (input, target) pairs or dicts with labels.
         storage: how directions are kept: "dense" (float32 rows), "bfloat16", "cpu" (rows wait
             there while the model is on a GPU), "factored" (samples as factors), or a `Storage`.
-        memory: a budget for directions, such as "512MB"; what it led to is in `memory_report()`.
+        budget: bytes for directions, such as "512MB"; what it led to is in `memory_report()`.
         max_rank: the most directions that are kept (`Storage` says which, when there are more).
         seed: of the choice of samples.
 
@@ -102,7 +102,7 @@ class Guard:
         loss: Output | None = None,
         unpack: Unpack | None = None,
         storage: str | Storage | None = None,
-        memory: str | int | None = None,
+        budget: str | int | None = None,
         max_rank: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -123,7 +123,7 @@ class Guard:
         losses = Loss(function("loss", loss), output)
         self._model = GuardedModel(module, self._parameters, output, losses)
         self._unpack = function("unpack", unpack)
-        self._budget = None if memory is None else parsed_bytes(memory)
+        self._budget = None if budget is None else parsed_bytes(budget)
         self._over = self.ranks if sharded else None
         self._asked = replace(named_storage(storage, max_rank), ranks=self._over)
         self._told = None if storage is None else self._asked
@@ -131,9 +131,9 @@ class Guard:
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         self._now = self._nothing()
         if self._budget is not None and not isinstance(self._now.state, Subspace):
-            raise ConfigError(f"memory= is for methods that keep directions, not {method.name}")
+            raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
         if self._budget is not None and sharded:
-            raise ConfigError("memory= is not for sharded models: limit them by max_rank=")
+            raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
         self._steps = Steps(
             self._model, method, self.project, self._generators[1], self._bring, self._over
         )

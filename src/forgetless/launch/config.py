@@ -64,6 +64,12 @@ class Config(Training, ModelOptions, ScenarioOptions):
         """The same configuration with other settings of the method."""
         return replace(self, options={**self.options, **options})
 
+    def with_method(self, method: str, **options: Any) -> "Config":
+        """The same configuration of everything but the method, for another one with its options."""
+        other = {"scenario", "method", "options"}
+        common = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in other}
+        return resolve(self.scenario, method, **common | options)
+
 
 # What differs from the defaults, for the scenarios that a pattern fits; later ones win.
 # MNIST and CIFAR-100: the settings of the paper's experiments.
@@ -101,7 +107,7 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
 
     Arguments:
         scenario, method: names; `forgetless list` shows them.
-        given: settings by name; None means not given. Those of other methods are ignored.
+        given: settings by name; None means not given. Those of other methods are checked only.
     """
     if scenario not in SCENARIOS:
         raise ConfigError(f"unknown scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
@@ -111,9 +117,9 @@ def resolve(scenario: str, method: str, **given: Any) -> Config:
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}; there are {', '.join(known)}")
-        of = known[name].get("") or known[name].get(method)
-        if of is not None:
-            check_option(of, value, flag(name))
+        of = known[name]
+        own = of.get("") or of.get(method) or next(iter(of.values()))
+        check_option(own, value, flag(name))
     tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
     settings: dict[str, Any] = {}
     for table in tables:

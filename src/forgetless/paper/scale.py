@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from forgetless.launch.config import Config, resolve
+from forgetless.methods import method_options
 from forgetless.support.errors import require
 
 Protocol = Literal["released", "corrected", "frozen"]
@@ -93,6 +94,14 @@ class Scale:
             chosen["storage"] = of.storage[method]
         restricted = {} if protocol == "corrected" else of.network
         return resolve(of.scenario, method, **chosen | dict(restricted) | settings)
+
+    def with_method(self, config: Config, method: str, **options: Any) -> Config:
+        """The run of a benchmark with another method, all else as it is in the configuration."""
+        of = next(b for b in self.benchmarks.values() if b.scenario == config.scenario)
+        known = {
+            name: value for name, value in of.settings.items() if name in method_options(method)
+        }
+        return config.with_method(method, **known | options)
 
     def tasks(self, benchmark: str) -> int:
         """How many tasks a benchmark has."""

@@ -238,15 +238,14 @@ class Workshop:
         """Networks as they are before training, and a method that can remember tasks there."""
         return Replay(config, self.scenario(config), None, self.device)
 
-    def replay(self, run: Run, method: str | None = None, **settings: Any) -> Replay:
-        """The networks of a run as they were after each task, and what a method made of them.
+    def replay(self, run: Run, config: Config | None = None) -> Replay:
+        """The networks of a run after each task, and the memory of a method there.
 
         Arguments:
             run: whose weights.
-            method: which method remembers; the run's own if None.
-            settings: what the method has another value for.
+            config: of the method that remembers; the run's own if None.
         """
-        config = replace(run.config, method=method or run.config.method, **settings)
+        config = config or run.config
         if config.storage == "bfloat16":  # in which a basis is orthonormal to three digits only
             config = replace(config, storage="dense")
         return Replay(config, self.scenario(config), self.trace(run), self.device)

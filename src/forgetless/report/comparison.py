@@ -180,7 +180,7 @@ def _belongs(trace: Trace, parts: Sequence[Trace]) -> bool:
 
 
 def _settings(trace: Trace) -> dict[str, Any]:
-    """What decides the results; None in the place of what the method has no use for."""
+    """What decides the results; None in the place of what the method does not use."""
     unused = unused_settings(trace.config)
     settings = {key: None if key in unused else value for key, value in trace.config.items()}
     return {key: value for key, value in settings.items() if key not in _INCIDENTAL}

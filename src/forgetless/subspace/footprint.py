@@ -116,7 +116,7 @@ def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> St
     if most < 1:
         least = min(needs.bytes(replace(STORAGES[name], max_rank=1)) for name in smallest)
         raise MemoryShortageError(
-            f"--memory must be enough for at least one direction, {in_words(least)} for this "
+            f"--budget must be enough for at least one direction, {in_words(least)} for this "
             f"model, not {in_words(budget)}"
         )
     return replace(best, max_rank=most)
@@ -169,6 +169,6 @@ def shortage(
         sizes = [f"{in_words(needs.bytes(STORAGES[n]))} with --storage {n}" for n in others]
         remedy = (
             f"its {needs.directions} directions take {in_words(needs.bytes(now))} as {now}, "
-            f"{', '.join(sizes)}, and fewer with a smaller --memory; --memory auto picks one"
+            f"{', '.join(sizes)}, and fewer with a smaller --memory; --budget auto picks one"
         )
     return MemoryShortageError(f"there is not enough memory {where}: {reason}; {remedy}")

@@ -18,16 +18,16 @@ def in_words(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def parsed_bytes(memory: str | int) -> int:
+def parsed_bytes(budget: str | int) -> int:
     """A number of bytes from "512MB", "1.5 GiB" or an integer."""
     accepted = "a number of bytes such as '512MB', '1.5GiB' or 10_000_000"
     count = -1.0
-    if isinstance(memory, str):
-        text = memory.strip().lower().replace(" ", "")
+    if isinstance(budget, str):
+        text = budget.strip().lower().replace(" ", "")
         digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
         with suppress(ValueError, KeyError):
             count = float(digits) * _UNITS[text[len(digits) :] or "b"]
-    elif isinstance(memory, int | float) and not isinstance(memory, bool):
-        count = float(memory)
-    require(1 <= count < float("inf"), "memory", memory, accepted)
+    elif isinstance(budget, int | float) and not isinstance(budget, bool):
+        count = float(budget)
+    require(1 <= count < float("inf"), "budget", budget, accepted)
     return int(count)

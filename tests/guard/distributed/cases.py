@@ -75,7 +75,7 @@ CASES = [
     Case("fsdp-pca", "transformer", "adamw", PCA, "fsdp"),
     Case("fsdp-pca-sgd", "transformer", "sgd", PCA, "fsdp"),
     Case("fsdp-pca-32", "mlp", "adamw", PCA, "fsdp", torch.float32),
-    Case("fsdp-share", "mlp", "sgd", PCAOGD(0.9, samples=20, centred=True), "fsdp"),
+    Case("fsdp-share", "mlp", "sgd", PCAOGD(variance=0.9, samples=20, centred=True), "fsdp"),
     Case("fsdp-fewer", "mlp", "sgd", PCA, "fsdp", options={"max_rank": 6}),
     Case("fsdp-coarse", "mlp", "adamw", PCA, "fsdp", options={"storage": "bfloat16"}),
     Case("fsdp-ewc", "mlp", "sgd", EWC(strength=5.0), "fsdp"),

@@ -203,8 +203,8 @@ def _refused(rank, x, y):
         Guard(sharded, optimizer, AGEM())
     with pytest.raises(ConfigError, match="'dense', 'bfloat16' or 'cpu' for a sharded model"):
         Guard(sharded, optimizer, OGD(), storage="factored")
-    with pytest.raises(ConfigError, match="memory= is not for sharded models"):
-        Guard(sharded, optimizer, PCAOGD(), memory="1MB")
+    with pytest.raises(ConfigError, match="budget= is not for sharded models"):
+        Guard(sharded, optimizer, PCAOGD(), budget="1MB")
     _layouts_refused()
 
 

@@ -63,13 +63,13 @@ def test_two_commands_on_one_folder_the_second_is_refused(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_memory_by_what_is_free_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="--memory auto takes a share"):
-        trained([order(tmp_path / "a", memory="auto")], Pretended())
+def test_a_budget_by_what_is_free_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--budget auto takes a share"):
+        trained([order(tmp_path / "a", budget="auto")], Pretended())
 
 
 def test_a_budget_is_decided_once_for_all_seeds(tmp_path):
-    events, wanted = Events(), order(tmp_path / "a", memory="200kB", seeds_together=2, seeds="3")
+    events, wanted = Events(), order(tmp_path / "a", budget="200kB", seeds_together=2, seeds="3")
     assert trained([wanted], Pretended(), events) == {"a": None}
     assert events.kinds() == ["queued", "begun", "finished"]
 

@@ -80,7 +80,7 @@ def test_a_command_gives_the_settings_back():
     given = dict(zip(rest[::2], rest[1::2], strict=True))
     assert given == {"--tasks": "3", "--lr": "0.1", "--seeds": "3,7"}
     other = command(config.as_dict(), method="gem", memory=7, tasks=5)
-    assert other == ("forgetless run rotated-digits --method gem --lr 0.1 --memory 7 --seeds 3,7")
+    assert other == ("forgetless run rotated-digits --method gem --lr 0.1 --seeds 3,7 --memory 7")
 
 
 def test_a_command_has_only_what_its_method_uses():

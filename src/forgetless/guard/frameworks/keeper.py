@@ -26,7 +26,7 @@ class GuardOptions(TypedDict, total=False):
     loss: Output | None
     unpack: UnpackBatch | None
     storage: str | Storage | None
-    memory: str | int | None
+    budget: str | int | None
     max_rank: int | None
     seed: int
 

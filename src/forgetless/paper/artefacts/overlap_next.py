@@ -34,7 +34,8 @@ def find(workshop: Workshop, run: Run) -> dict[str, Any]:
     """Spectra at the weights after task 1, by "method memory"."""
     found = {}
     for method, memory in variants(workshop.scale):
-        replay = workshop.replay(run, method, memory=memory)
+        options = {} if method == "sgd" else {"memory": memory}
+        replay = workshop.replay(run, workshop.scale.with_method(run.config, method, **options))
         replay.at(0)
         replay.remember(0)
         samples = workshop.scale.overlap_samples

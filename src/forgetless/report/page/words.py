@@ -2,12 +2,11 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from forgetless.launch.config import Config, resolve, unused_settings
+from forgetless.launch.config import resolve, setting_fields, unused_settings
 from forgetless.report.comparison import JOINT, Array, Comparison, Entry, shown
 from forgetless.support.errors import ConfigError
 from forgetless.support.options import flag
@@ -60,8 +59,7 @@ def command(config: Mapping[str, Any], **changed: Any) -> str | None:
         scenario, method = str(wanted["scenario"]), str(wanted["method"])
         plain = resolve(scenario, method)
         preset = resolve(scenario, method, protocol=wanted.get("protocol", plain.protocol))
-        known = {f.name for f in fields(Config)}
-        if not set(wanted) <= known:
+        if not set(wanted) <= set(setting_fields()):
             return None
     except (KeyError, ConfigError):
         return None
