@@ -14,6 +14,7 @@ PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 WITH_PYTHON = [p for p in PAGES if "```python" in p.read_text("utf-8")]
 # Options of commands, which are no settings of a run, and of other programs.
 OF_COMMANDS = [
+    "--version",
     "--data",
     "--out",
     "--overwrite",
