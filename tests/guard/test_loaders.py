@@ -73,7 +73,7 @@ def test_a_sampler_that_leaves_samples_out(kind):
     assert guard.memory_report().directions == len(data) // 2
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": "10MB"}])
+@pytest.mark.parametrize("options", [{}, {"budget": "10MB"}])
 def test_a_stream_that_can_be_read_once_is_remembered_as_a_whole(options):
     data = task(0)
     _, _, guard = ended(DataLoader(Once(data), batch_size=7), **options)

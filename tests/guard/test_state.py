@@ -190,7 +190,7 @@ TOLD = {
     "rounded": ({}, {"storage": "bfloat16", "max_rank": 4}, ("dense rows in bfloat16", 4)),
     "rows": ({"storage": "factored"}, {"storage": "dense"}, ("dense rows", 10)),
     "fewer samples": ({"storage": "factored"}, {"max_rank": 2}, ("factored samples", 2)),
-    "bytes": ({}, {"memory": "12kB"}, ("dense rows in bfloat16", 8)),
+    "bytes": ({}, {"budget": "12kB"}, ("dense rows in bfloat16", 8)),
     "precise": ({"storage": "bfloat16"}, {"storage": "dense"}, ("dense rows", 10)),
     "NumPy's": ({"max_rank": np.int64(3)}, {}, ("dense rows", 3)),
 }

@@ -371,9 +371,13 @@ def test_whole_numbers_of_numpy():
         TRAINING, batch_size=np.int64(8), epochs=np.int32(2), eval_mode_after=np.int64(3)
     )
     plain = replace(TRAINING, batch_size=8, epochs=2, eval_mode_after=3)
-    for one in (PCAOGD(np.int64(4), 12), PCAOGD(samples=12, variance=np.float32(0.5))):
-        found = fit(blobs(), one, training=training)
-        expected = fit(blobs(), replace(one, components=one.components.item()), training=plain)
+    pairs = [
+        (PCAOGD(np.int64(4), 12), PCAOGD(4, 12)),
+        (PCAOGD(samples=12, variance=np.float32(0.5)), PCAOGD(samples=12, variance=0.5)),
+    ]
+    for of_numpy, of_python in pairs:
+        found = fit(blobs(), of_numpy, training=training)
+        expected = fit(blobs(), of_python, training=plain)
         np.testing.assert_array_equal(found.accuracy, expected.accuracy)
     with pytest.raises(ConfigError, match="EWC's strength must be a finite number"):
         EWC(10**400)

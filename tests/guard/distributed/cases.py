@@ -66,7 +66,7 @@ CASES = [
     Case("ddp-pca", "transformer", "adamw", PCA, "ddp"),
     Case("ddp-pca-32", "mlp", "adamw", PCA, "ddp", torch.float32),
     Case("ddp-factored", "mlp", "adamw", OGD(samples=9), "ddp", options={"storage": "factored"}),
-    Case("ddp-budget", "mlp", "sgd", OGD(samples=9), "ddp", options={"memory": "1MB"}),
+    Case("ddp-budget", "mlp", "sgd", OGD(samples=9), "ddp", options={"budget": "1MB"}),
     Case("ddp-ewc", "mlp", "sgd", EWC(strength=5.0), "ddp"),
     Case("ddp-a-gem", "mlp", "sgd", AGEM(memory=9, batch_size=5), "ddp"),
     Case("ddp-gem", "mlp", "adamw", GEM(memory=9), "ddp"),
