@@ -4,11 +4,11 @@
         [--repeats 20] [--out]
 
 The projection away from K rows for each of five seeds has a floor: the bytes of the rows over the
-bandwidth of a large copy measured in the same run. The reference is the usual two products; beside
-it stands a plain sum over as many bytes, which starts and ends as any kernel must. A training step
-is compared with the same step launched from Python. Runs are cells of the paper's Table 1 (MNIST,
-five seeds, protocol "released"), from the configuration to the trace. Parts and runs that are not
-measured again stay in the file as they are.
+bandwidth of a large copy measured in the same run. The reference is the usual two products; a sum
+over as many bytes shows what any kernel takes to start and end. A training step is compared with
+the same step launched from Python. Runs are cells of the paper's Table 1 (MNIST,
+five seeds, protocol "released"), from the configuration to the trace. Other parts and runs in
+the file do not change.
 """
 
 import argparse
@@ -29,11 +29,10 @@ from forgetless.data import build_scenario
 from forgetless.launch.config import resolve
 from forgetless.linalg import project_out
 from forgetless.subspace import DenseSubspace
-from forgetless.subspace.kernels.rows import aligned
-from forgetless.subspace.kernels.sweep import project_out_rows
+from forgetless.subspace.projection import aligned, project_out_rows
 from forgetless.support.provenance import versions
 from forgetless.training.build import make_learner
-from forgetless.training.models import build_model
+from forgetless.training.models import ModelFactory
 
 OUT = Path("results/bench/gpu.json")
 SEEDS = 5
@@ -48,7 +47,7 @@ RUNS = [*CELLS, ("rotated-mnist", "pca-ogd, bfloat16 rows")]
 
 
 def timed(function: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each call on the GPU, once it has warmed up."""
+    """Seconds of each call on the GPU, after a warm-up."""
     for _ in range(repeats):
         function()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
@@ -61,7 +60,7 @@ def timed(function: Callable[[], object], repeats: int) -> list[float]:
 
 
 def timed_in_a_graph(function: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each call where ten are launched as one, as they are in training."""
+    """Seconds of each call with ten in a CUDA graph, as in training."""
     function()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -122,14 +121,14 @@ def step(data: Path | None) -> dict[str, Any]:
     for method, count in (("sgd", 0), ("ewc", 0), ("pca-ogd", 700)):
         config = resolve("rotated-mnist", method, protocol="released", seeds=str(SEEDS))
         tasks = build_scenario("rotated-mnist", config, data)
-        model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
+        model = ModelFactory(config, tasks.input_shape, tasks.n_outputs)
         device = torch.device("cuda")
         made = config.build_method()
         train = tasks.task(0, range(SEEDS)).train.to(device, torch.float32)
         steps = -(-len(train) // config.batch_size)
         for records in (True, False):
             learner = make_learner(tasks, made, model, range(SEEDS), config, None, device)
-            learner._records = records
+            learner.recorder.active = records
             if count:
                 rows = aligned(learner.network.theta.unsqueeze(1), count)
                 learner.state = replace(DenseSubspace.empty(learner.network.theta), rows=rows)
@@ -158,7 +157,7 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
         config = resolve(scenario, method, protocol="released", seeds=str(SEEDS), storage=storage)
         tasks = build_scenario(scenario, config, data)
         made = config.build_method()
-        model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
+        model = ModelFactory(config, tasks.input_shape, tasks.n_outputs)
         trace = fit(tasks, made, model, seeds=SEEDS, training=config, keep="nothing")
         seconds = time.perf_counter() - started
         accuracy, forgotten = average_accuracy(trace.accuracy), forgetting(trace.accuracy)
@@ -180,25 +179,25 @@ def runs(data: Path | None, cells: list[tuple[str, str]]) -> list[dict[str, Any]
 
 
 def method_of(name: str) -> str:
-    """The method of a run, without how its rows are kept."""
+    """The method of a run, without its storage."""
     return name.split(",")[0]
 
 
 def chosen(wanted: str) -> list[tuple[str, str]]:
-    """The runs whose scenario or method is named, between commas; all if none is."""
+    """The runs with a named scenario or method (comma-separated), or all."""
     names = set(wanted.split(","))
     return [(s, m) for s, m in RUNS if not wanted or names & {s, method_of(m)}]
 
 
 def cell_of(run: dict[str, Any]) -> tuple[str, str]:
-    """What a run is of."""
+    """The scenario and method of a run."""
     return run["scenario"], run["method"]
 
 
 def merged(report: dict[str, Any], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs of a report and new ones, which take the place of old ones, in the table's order."""
+    """The runs of a report, updated by new ones, in the table's order."""
     old = report.get("runs", [])
-    if old:  # a run has the versions that it was measured with, not those of the latest
+    if old:  # each run has the versions with which it was measured
         old = [{"versions": report["versions"]["runs"]} | run for run in old]
     found = {cell_of(run): run for run in [*old, *new]}
     rank = {cell: i for i, cell in enumerate(RUNS)}
@@ -206,7 +205,7 @@ def merged(report: dict[str, Any], new: list[dict[str, Any]]) -> list[dict[str, 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--data", type=Path)
     parser.add_argument("--parts", default="projection,step,runs")

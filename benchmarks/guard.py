@@ -3,12 +3,12 @@
     python benchmarks/guard.py [--device cuda] [--repeats 5] [--out]
 
 Three models (the paper's MLP, its LeNet, a transformer of ten million parameters) and 0, 100 and
-1,000 remembered directions. The overhead is the median time of a training step with the guard over
-that without it, the two measured in turns. The floor of a projection is the bytes of the stored
-rows over the bandwidth with which they are summed in turns with it: once where two rows fit
-the cache of a core (on a GPU, where its chips together hold a row), twice where they do not. The
-reference is the usual form, g − P (Pᵀ g) with directions as columns. What does not fit
-in memory is left out, and said.
+1,000 stored directions. The overhead is the median time of a training step with the guard over
+that without it, measured alternately. The floor of a projection is the bytes of the stored
+rows over the bandwidth of summing them, measured alternately: read once if two rows fit the cache
+of a core (on a GPU, if its multiprocessors together hold a row), otherwise twice. The reference is
+the usual form, g − P (Pᵀ g) with directions as columns. Cases that do not fit in memory are
+reported and left out.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import forgetless
-from forgetless.subspace.kernels.sweep import project_out_rows
+from forgetless.subspace.projection import project_out_rows
 from forgetless.training.models import MLP, LeNet
 
 OUT = Path("results/bench")
@@ -35,7 +35,7 @@ ON_CHIP = 30 << 20  # bytes of rows that the processors of a Hopper GPU hold tog
 
 
 def cache_size(device: str) -> int:
-    """Bytes that are read a second time without going to memory."""
+    """Bytes of cache, which are read a second time without memory access."""
     if device == "cuda":
         return 2 * ON_CHIP
     text = L2.read_text().strip() if L2.exists() else "1024K"
@@ -43,7 +43,7 @@ def cache_size(device: str) -> int:
 
 
 class Transformer(nn.Module):
-    """A small encoder over tokens that classifies: ten million parameters."""
+    """A small transformer encoder for classification with ten million parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what it is fed."""
+    """A model and its batch."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -80,7 +80,7 @@ def synchronise(device: str) -> None:
 
 
 def in_turns(calls: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list]:
-    """Seconds of each call, round after round, so that a noisy neighbour disturbs all alike."""
+    """Seconds of each call, interleaved, so that other load disturbs all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 2):
         for name, call in calls.items():
@@ -94,7 +94,7 @@ def in_turns(calls: dict[str, Callable[[], object]], rounds: int, device: str) -
 
 
 def directions(count: int, size: int, device: str) -> Tensor:
-    """Rows that behave like remembered directions, (count, size)."""
+    """Rows that behave like stored directions, (count, size)."""
     return torch.randn(count, size, device=device) / size**0.5
 
 
@@ -128,7 +128,7 @@ def projection(size: int, count: int, device: str, rounds: int) -> dict:
 
 
 class Loop:
-    """A training loop with a guard that remembers a number of directions."""
+    """A training loop with a guard that stores a number of directions."""
 
     def __init__(self, case: Case, count: int, device: str) -> None:
         torch.manual_seed(0)
@@ -141,11 +141,12 @@ class Loop:
             self._remember(count)
 
     def _remember(self, count: int) -> None:
-        """Directions of no particular meaning, put where remembered ones are."""
+        """Random directions in place of stored ones."""
         self.guard.end_task((self.inputs, self.labels))
-        state = self.guard._now.state
-        size, device = state.rows.shape[2], str(self.inputs.device)
-        self.guard._steps.follow(replace(state, rows=directions(count, size, device).unsqueeze(0)))
+        now = self.guard._current()
+        size, device = now.state.rows.shape[2], str(self.inputs.device)
+        rows = directions(count, size, device).unsqueeze(0)
+        self.guard._set(replace(now, state=replace(now.state, rows=rows)))
 
     def step(self) -> None:
         """One step."""
@@ -155,7 +156,7 @@ class Loop:
 
 
 def overhead(case: Case, count: int, device: str, rounds: int) -> dict:
-    """A step with the guard over a step without."""
+    """The time of a step with the guard over one without."""
     guarded, plain = Loop(case, count, device), Loop(case, 0, device)
     plain.guard.remove()
     seconds = in_turns({"guarded": guarded.step, "plain": plain.step}, rounds, device)
@@ -177,7 +178,7 @@ def fits(size: int, count: int, device: str) -> bool:
 
 
 def main() -> None:
-    """Measure, print, and with --out keep."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=15)

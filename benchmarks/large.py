@@ -3,10 +3,10 @@
     python benchmarks/large.py [--tasks 1,2,3] [--rounds 6] [--out FILE]
 
 GPT-2-small's shape, randomly initialised, batches of 8 × 512 tokens, bfloat16 autocast, AdamW. One
-task is remembered for real (64 directions of 64 sequences' likelihood); more tasks are timed with
-rows of no particular meaning. The guard's share of a step is stated, and its own time against its
-floor: the bytes of the rows, read twice because no cache holds a row, over the measured bandwidth.
-Then the same with only LoRA adapters of rank 16 trained and protected.
+task is consolidated (64 directions of 64 sequences' likelihood); more tasks are timed with random
+rows. Reported are the guard's share of a step, and its time against its floor: the bytes of the
+rows, read twice because no cache holds a row, over the measured bandwidth. Then the same with only
+LoRA adapters of rank 16 trained and protected.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forgetless
-from forgetless.subspace.kernels.rows import aligned
+from forgetless.subspace.projection import aligned
 
 OUT = Path("results/bench/large.json")
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50257, 512
@@ -35,7 +35,7 @@ STEPS = 5  # in a row
 
 
 class Layer(nn.Module):
-    """Attention and a two-layer perceptron, each after a norm."""
+    """Attention and a two-layer perceptron, with norms before each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at each place."""
+        """Logits of the next token at each position."""
         places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         x = self.tokens(tokens) + self.places(places)
         for layer in self.layers:
@@ -79,7 +79,7 @@ class GPT(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A frozen linear layer with a trained product of rank r beside it."""
+    """A frozen linear layer plus a trained product of rank r."""
 
     def __init__(self, layer: nn.Linear, rank: int = 16) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Loop:
         self.optimizer.step()
 
     def remember(self) -> float:
-        """Remember a task for real; the seconds it takes."""
+        """Consolidate a task; returns the seconds it takes."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         self.guard.end_task((self.text, self.text))
@@ -137,29 +137,29 @@ class Loop:
         return time.perf_counter() - start
 
     def pretend(self, tasks: int) -> None:
-        """As many directions as that many tasks have, of no particular meaning."""
-        guard, state = self.guard, self.guard._now.state
-        size, dtype = state.rows.shape[2], state.rows.dtype
-        guard._now = replace(guard._now, state=replace(state, rows=state.rows[:, :0].clone()))
-        guard._steps.follow(None)
-        del state
+        """Random directions, as many as so many tasks have."""
+        guard, now = self.guard, self.guard._current()
+        size, dtype = now.state.rows.shape[2], now.state.rows.dtype
+        empty = replace(now, state=replace(now.state, rows=now.state.rows[:, :0].clone()))
+        guard._set(empty)
+        del now
         torch.cuda.empty_cache()
         rows = aligned(torch.empty(1, 0, size, dtype=dtype, device="cuda"), tasks * DIRECTIONS)
         for row in rows[0]:
             row.normal_().mul_(size**-0.5)
-        guard._now = replace(guard._now, state=replace(guard._now.state, rows=rows))
-        guard._steps.follow(guard._now.state)
+        guard._set(replace(empty, state=replace(empty.state, rows=rows)))
 
     def seconds(self, rounds: int) -> tuple[list[float], list[float]]:
         """Of a step without and with the guard, in turns: a host is faster at times than at others.
 
         Five steps in a row, as in training, where Python runs ahead.
         """
-        steps, state = self.guard._steps, self.guard._now.state
+        now = self.guard._current()
         taken: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds + 1):
-            for times, followed in zip(taken, (None, state), strict=True):
-                steps.follow(followed)
+            # A guard without a task leaves the steps alone.
+            for times, followed in zip(taken, (replace(now, tasks=0), now), strict=True):
+                self.guard._set(followed)
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 for _ in range(STEPS):
@@ -223,7 +223,7 @@ def measured(
 
 
 def main() -> None:
-    """Measure, print, and with --out keep."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", default="1,2,3")
     parser.add_argument("--rounds", type=int, default=6)

@@ -1,11 +1,11 @@
-"""What a guard of a sharded model sends, measured; and what that makes for large models.
+"""Communication of a guard of a sharded model, measured, and predicted for large models.
 
     python benchmarks/scale.py [--out]
 
 Two and four processes (gloo, on this machine) train a small transformer sharded by `fully_shard`,
 and one in `DistributedDataParallel`; the guard counts its own collectives. The table for models of
-1, 7 and 70 billion parameters is worked out from the constants in results/bench/large.json, which
-one H200 gave, and from the assumptions below.
+1, 7 and 70 billion parameters is computed from the constants in results/bench/large.json, measured
+on one H200, and from the assumptions below.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Classifier(nn.Module):
 
 
 def count(rank: int, size: int, folder: str) -> None:
-    """One process: a task remembered, a step taken, and what the guard sent for each."""
+    """One process: the communication of the guard for one consolidation and one step."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder}/store"
@@ -99,7 +99,7 @@ def count(rank: int, size: int, folder: str) -> None:
 
 
 def measured() -> list[dict[str, Any]]:
-    """By two and by four processes."""
+    """Communication with two and with four processes."""
     found = []
     for size in (2, 4):
         with tempfile.TemporaryDirectory() as folder:
@@ -148,8 +148,8 @@ def worked(constants: dict[str, Any]) -> list[dict[str, Any]]:
 def page(rows: list[dict[str, Any]]) -> str:
     """The table of docs/scale.md."""
     lines = [
-        "| parameters | GPUs | rows on a GPU | beside training, fits | sent a step | "
-        "fully_shard sends | a step longer by | end_task holds | end_task takes |",
+        "| parameters | GPUs | rows per GPU | fits next to training | guard sends per step | "
+        "fully_shard sends | step longer by | end_task needs | end_task takes |",
         "| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
@@ -166,7 +166,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", action="store_true", help="write results/bench/scale.json")
     arguments = parser.parse_args()

@@ -1,12 +1,11 @@
-"""Remembering and projecting: against the usual ways, against the arithmetic, and how it grows.
+"""Consolidation and projection against the usual ways and the arithmetic, and their growth.
 
     python benchmarks/subspace.py [--repeats 7] [--out]
 
 The network is the paper's MLP 784-100-100-10. Factored OGD projects away from 1,400 samples (14
-tasks of 100), of any vector and of the gradient of a batch of 32, whose factors are known; the
-usual way keeps the directions as columns P and computes g − P (Pᵀ g).
-Consolidation takes 3,000 samples to 100 directions; the usual way is one backward pass a sample and
-randomised PCA. Floors are floating-point operations over the rate of a large product in the same
+tasks of 100); the usual way has the directions as columns P and computes g − P (Pᵀ g).
+Consolidation reduces 3,000 samples to 100 directions; the usual way is one backward pass per sample
+and randomised PCA. Floors are floating-point operations over the rate of a large product in this
 run. Growth is the exponent of a straight line through logarithms: time against directions,
 parameters and samples.
 """
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from forgetless import tangent_features
 from forgetless.subspace import DENSE, FACTORED, Subspace, empty_subspace
-from forgetless.subspace.kernels.sweep import project_out_rows
+from forgetless.subspace.projection import project_out_rows
 from forgetless.tangent import stored_bytes
 from forgetless.training.models import MLP
 
@@ -44,7 +43,7 @@ def warm_seconds(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def digits(n: int) -> tuple[Tensor, Tensor]:
-    """Inputs as sparse as written digits are, and labels."""
+    """Inputs as sparse as handwritten digits, and labels."""
     x = torch.rand(n, 784) * (torch.rand(n, 784) < 0.2)
     return x, torch.randint(0, 10, (n,))
 
@@ -57,22 +56,11 @@ def remembered(model: MLP, tasks: int, size: int) -> Subspace:
     return state
 
 
-def factors_of_a_batch() -> dict[int, tuple[Tensor, Tensor]]:
-    """Errors and inputs of the layers on 32 samples, by where their weights lie."""
-    found, start = {}, 0
-    for inputs, outputs in pairwise(WIDTHS):
-        found[start] = torch.randn(1, 32, outputs), torch.randn(1, 32, inputs)
-        start += inputs * outputs + outputs
-    return found
-
-
 def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     """Projection away from 1,400 samples."""
     state = remembered(model, 14, size)
     g, columns = torch.randn(1, size), torch.randn(size, 1400) / size**0.5
     ours = warm_seconds(lambda: state.project_out(g), repeats)
-    outers = factors_of_a_batch()
-    of_a_batch = warm_seconds(lambda: state.project_out(g, outers), repeats)
     usual = warm_seconds(lambda: g[0] - columns @ (columns.T @ g[0]), repeats)
     operations = 4 * 1400 * PRODUCTS / product_rate(torch.float32) + 4 * 1400**2 / product_rate(
         torch.float64
@@ -81,10 +69,8 @@ def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
     return {
         "samples": state.rank,
         "ours_s": ours,
-        "of_a_batch_s": of_a_batch,
         "columns_s": usual,
         "columns_over_ours": statistics.median(usual) / statistics.median(ours),
-        "columns_over_of_a_batch": statistics.median(usual) / statistics.median(of_a_batch),
         "times_floor": statistics.median(ours) / operations,
         "bytes_a_sample": each,
         "row_over_sample": 4 * size / each,
@@ -92,7 +78,7 @@ def factored(model: MLP, size: int, repeats: int) -> dict[str, Any]:
 
 
 def by_loop(model: MLP, x: Tensor, y: Tensor) -> Tensor:
-    """Features by one backward pass a sample, (n, p)."""
+    """Features by one backward pass per sample, (n, p)."""
     parameters = list(model.parameters())
     rows = []
     for i in range(len(x)):
@@ -142,7 +128,7 @@ def exponent(sizes: list[int], measure: Callable[[int], list[float]]) -> dict[st
 
 
 def growth(model: MLP, repeats: int) -> dict[str, dict[str, Any]]:
-    """How times grow with what is remembered."""
+    """How times grow with the number of directions, parameters and samples."""
 
     def rows(count: int, size: int) -> list[float]:
         basis, g = torch.randn(1, count, size) / size**0.5, torch.randn(1, size)
@@ -169,7 +155,7 @@ def growth(model: MLP, repeats: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, and with --out keep."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", action="store_true", help=f"write {OUT}")

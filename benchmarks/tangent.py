@@ -1,13 +1,12 @@
-"""Tangent features against the usual ways to the same numbers, and against the arithmetic.
+"""Tangent features against the usual ways to compute them, and against the arithmetic.
 
     python benchmarks/tangent.py [--samples 3000] [--repeats 5] [--out]
 
 The network is the paper's MLP 784-100-100-10, briefly trained on shifted and rotated digits. Three
-questions: how long the Gram matrix takes against a loop of autograd calls and against vmap, how
-much memory that costs, and how long the top 100 directions take against randomised PCA, to which
-the dense features are given for free. The floor of each is its floating-point operations over the
-rate of a large matrix product measured in the same run, in the precision in which it is computed:
-the Gram matrix in float64, that from which directions are found in float32.
+questions: the time of the Gram matrix against a loop of autograd calls and vmap, its memory, and
+the time of the top 100 directions against randomised PCA, which gets the dense features for free.
+The floor of each is its floating-point operations over the rate of a large matrix product measured
+in the same run and precision: the Gram matrix in float64, that for the directions in float32.
 """
 
 import argparse
@@ -65,7 +64,7 @@ def setting(n: int) -> tuple[MLP, Tensor, Tensor]:
 
 
 def rows_by_loop(model: MLP, x: Tensor, y: Tensor) -> Tensor:
-    """φ, one autograd call a sample."""
+    """φ, one autograd call per sample."""
     parameters = list(model.parameters())
     rows = x.new_empty(len(x), sum(p.numel() for p in parameters))
     for i in range(len(x)):
@@ -116,7 +115,7 @@ def tops(rows: Tensor, at: Setting) -> dict[str, Callable[[], Tensor]]:
 
 
 def peak_memory(variant: str, n: int) -> float:
-    """Bytes above the ready setting that a fresh process needs for one Gram matrix."""
+    """Additional bytes that a fresh process needs for one Gram matrix."""
     command = [sys.executable, __file__, "--samples", str(n), "--peak", variant]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(result.stdout)
@@ -132,7 +131,7 @@ def measure_peak(variant: str, n: int) -> float:
 
 
 def high_water_mark() -> float:
-    """The most bytes this process ever held."""
+    """The peak memory of this process in bytes."""
     status = Path("/proc/self/status")
     if status.exists():  # Linux: ru_maxrss would begin at the size of the parent process
         line = next(s for s in status.read_text().splitlines() if s.startswith("VmHWM"))
@@ -147,7 +146,7 @@ def described(taken: list[float]) -> str:
 
 
 def floors(n: int, rates: Mapping[str, float]) -> tuple[float, float]:
-    """Seconds that the arithmetic of a Gram matrix takes, and that of the top directions."""
+    """Seconds of arithmetic for a Gram matrix, and for the top directions."""
     pairs = list(pairwise(WIDTHS))
     p = sum((a + 1) * b for a, b in pairs)
     # Half of a symmetric matrix: (A Aᵀ)∘(D Dᵀ) of each layer; and one product (k, n) · (n, p).
@@ -157,7 +156,7 @@ def floors(n: int, rates: Mapping[str, float]) -> tuple[float, float]:
 
 
 def run(n: int, repeats: int) -> dict[str, object]:
-    """Measure everything and print it as a table."""
+    """Measure everything and print a table."""
     rates = {str(d): product_rate(d) for d in (torch.float64, torch.float32)}
     at = setting(n)
     p = sum((a + 1) * b for a, b in pairwise(WIDTHS))
@@ -208,7 +207,7 @@ def _line(name: str, taken: object, ours: object, floor: float) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--samples", type=int, default=3000)
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,12 +1,12 @@
-"""Lets Avalanche be imported where torch has no CUDA: import this first.
+"""Make Avalanche importable with a torch that has no CUDA: import this first.
 
-Avalanche imports torchvision, whose wheels on the package index are built with CUDA. On a CPU-only
-torch their compiled operators do not load, and then torchvision fails to import, because it
-describes two of them to torch's compiler. Avalanche needs none of them, so it is enough to declare
-those two. Where torchvision works, nothing is declared.
+Avalanche imports torchvision, whose published wheels are built with CUDA. On a CPU-only torch their
+compiled operators do not load, and the import fails, because torchvision describes two of them to
+torch's compiler. Avalanche needs neither, so declaring the two is enough. If torchvision works,
+nothing is declared.
 
-Lightning and transformers import torchvision wherever it is installed. So that they need not this
-module too, `make` installs Avalanche and torchvision into a folder of their own.
+Lightning and transformers import torchvision wherever it is installed. `make` therefore installs
+Avalanche and torchvision into a separate folder, so that they do not need this module.
 """
 
 import sys
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(sys.prefix) / "avalanche"))  # where `make` puts them
+sys.path.append(str(Path(sys.prefix) / "avalanche"))  # where `make` installs them
 
-_declared = torch.library.Library("torchvision", "FRAGMENT")  # holds as long as this name does
+_declared = torch.library.Library("torchvision", "FRAGMENT")  # valid as long as this name exists
 
 try:
     import torchvision  # noqa: F401
 except ModuleNotFoundError:
-    pass  # nor is Avalanche here, and importing it will say so
+    pass  # Avalanche is missing too, and importing it says so
 except RuntimeError:
     for name in ("nms", "qnms"):
         _declared.define(f"{name}(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn, upright and turned."""
+"""Handwritten digits that come with scikit-learn, upright and rotated."""
 
 import torch
 from scipy.ndimage import rotate
@@ -9,7 +9,7 @@ TRAINED_ON = 1200  # of 1,797 images
 
 
 def turned(degrees: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test images (n, 64) with their labels (n,), turned by some degrees."""
+    """Training and test images (n, 64) with labels (n,), rotated by an angle."""
     images, labels = load_digits(return_X_y=True)
     images = rotate(images.reshape(-1, 8, 8) / 16, degrees, axes=(2, 1), reshape=False, order=1)
     x, y = torch.tensor(images, dtype=torch.float32).flatten(1), torch.tensor(labels)
@@ -27,5 +27,5 @@ def network() -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Share of the images that are recognised, in percent."""
+    """Share of images classified correctly, in percent."""
     return 100 * (model(images).argmax(1) == labels).float().mean().item()

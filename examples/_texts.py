@@ -1,4 +1,4 @@
-"""Texts that come with every Python, cut into sequences of characters."""
+"""Texts that come with every Python, divided into sequences of characters."""
 
 import argparse
 import inspect
@@ -10,7 +10,7 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor
 
-LENGTH = 32  # characters of a sequence
+LENGTH = 32  # characters per sequence
 CHARACTERS = 128  # ASCII
 
 
@@ -31,7 +31,7 @@ def character_names() -> Tensor:
 
 
 def split(sequences: Tensor, test: int = 300) -> tuple[Tensor, Tensor]:
-    """Sequences to train on and others to test on, shuffled, the same each time."""
+    """Training and test sequences, shuffled in the same way each time."""
     order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(0))
     return sequences[order[test:]], sequences[order[:test]]
 

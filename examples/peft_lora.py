@@ -1,8 +1,8 @@
-"""LoRA adapters learn the prose of a manual, then the names of characters; the base stays.
+"""LoRA adapters learn the prose of a manual, then the names of characters; the base is frozen.
 
-A small GPT is trained on code and frozen; `peft` puts adapters on its linear layers, and a plain
-loop trains those. The guard protects what the optimizer trains: the adapters, nothing else.
-Losses are nats per character on sequences that were not trained on:
+A small GPT is trained on code and frozen; `peft` adds adapters to its linear layers, and a plain
+loop trains these. The guard protects the parameters of the optimizer: the adapters alone.
+Test losses in nats per character:
 
                            prose   names
     after prose             2.09    4.32
@@ -28,7 +28,7 @@ def some_tokens(outputs, tokens: Tensor) -> Tensor:
 
 
 def optimizer_of(model, lr: float) -> torch.optim.Optimizer:
-    """AdamW for all that is not frozen."""
+    """AdamW for all parameters that are not frozen."""
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
 
 
@@ -85,10 +85,10 @@ def main() -> None:
 
     cut = 1 - (kept - before) / (free - before)
     cost = kept_names - free_names
-    print(f"The guard cuts forgetting by {cut:.0%}, at {cost:.2f} nats of names.")
+    print(f"The guard cuts forgetting by {cut:.0%}, at a cost of {cost:.2f} nats on names.")
     assert all("lora_" in name for name in guard.names)
-    assert cut > 0.25, "the guard must cut forgetting by a quarter at least"
-    assert cost < 0.2, "names must cost no more than 0.2 nats"
+    assert cut > 0.25, "the guard must reduce forgetting by a quarter"
+    assert cost < 0.2, "names must lose no more than 0.2 nats"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Two lines in a training loop: digits, then digits lying on their side.
 
-A small network learns 8×8 digits with Adam, then the same digits turned by a right angle. Without a
-guard it forgets most of the upright ones. With one, every update that Adam makes is projected away
-from the directions in which the outputs on the first task move.
+A small network learns 8×8 digits with Adam, then the same digits rotated by a right angle. Without
+a guard it forgets many of the upright ones. With one, every update of Adam is projected away from
+the directions in which the outputs on the first task change.
 """
 
 import torch
@@ -16,7 +16,7 @@ EPOCHS = 15
 
 
 def tasks() -> list[tuple[TensorDataset, TensorDataset]]:
-    """(training, test) data: upright digits, and the same turned by a right angle."""
+    """(training, test) data: upright digits, and the same rotated by a right angle."""
     data = load_digits()
     images = torch.from_numpy(data.images).float() / 16
     labels = torch.from_numpy(data.target)
@@ -28,14 +28,14 @@ def tasks() -> list[tuple[TensorDataset, TensorDataset]]:
 
 
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """Percent of the test images that are classified right."""
+    """Share of test images classified correctly, in percent."""
     images, labels = test.tensors
     with torch.no_grad():
         return 100 * (model(images).argmax(1) == labels).float().mean().item()
 
 
 def learn(guarded: bool) -> tuple[float, float, float]:
-    """Accuracy on the first task after it, on the first after the second, and on the second."""
+    """Accuracy on the first task after learning it and after the second, and on the second."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -58,7 +58,7 @@ def learn(guarded: bool) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Both ways, and what the guard is worth."""
+    """Train with and without the guard, and compare."""
     learned, plain_first, plain_second = learn(guarded=False)
     _, guarded_first, guarded_second = learn(guarded=True)
     print("accuracy in %                  plain  guarded")

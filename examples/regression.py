@@ -2,8 +2,8 @@
 
 A network learns how the reading of one machine depends on twenty measurements, then of a second
 machine that runs at another operating point and follows another law. Learning the second ruins the
-predictions for the first; a guard keeps them. Targets are real numbers, so the guard protects the
-predicted number of every sample, and nothing need be said about it.
+predictions for the first; a guard preserves them. Targets are real numbers, so the guard protects
+the predicted number of every sample by default.
 """
 
 import torch
@@ -29,7 +29,7 @@ def machines() -> tuple[Data, Data]:
 
 
 def error(model: nn.Module, data: Data) -> float:
-    """Root mean squared error on what was not trained on."""
+    """Root mean squared error on test data."""
     x, y = (part[TRAIN:] for part in data)
     with torch.no_grad():
         return mse_loss(model(x), y).sqrt().item()
@@ -57,7 +57,7 @@ def learn(guarded: bool) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Both ways, and what the guard is worth."""
+    """Train with and without the guard, and compare."""
     learned, plain_first, plain_second = learn(guarded=False)
     _, guarded_first, guarded_second = learn(guarded=True)
     print("root mean squared error           plain  guarded")

@@ -1,9 +1,9 @@
 """A small GPT learns the prose of a manual, then the names of characters, in transformers' Trainer.
 
-The names are in capitals, and training on them alone ruins what the model knows of prose. AdamW and
-the Trainer's usual schedule; the guard is one callback. It protects the log-likelihood of every
-eighth token, which keeps more than the default, that of the whole sequence.
-Losses are nats per character on sequences that were not trained on:
+The names are in capitals, and training on them alone ruins the model's knowledge of prose. AdamW
+and the Trainer's usual schedule; the guard is one callback. It protects the log-likelihood of every
+eighth token, which preserves more than the default, that of the whole sequence.
+Test losses in nats per character:
 
                            prose   names
     after prose             2.19    5.23
@@ -93,9 +93,9 @@ def main() -> None:
 
     cut = 1 - (kept - before) / (free - before)
     cost = kept_names - free_names
-    print(f"The guard cuts forgetting by {cut:.0%}, at {cost:.2f} nats of names.")
-    assert cut > 0.25, "the guard must cut forgetting by a quarter at least"
-    assert cost < 0.1, "names must cost no more than 0.1 nats"
+    print(f"The guard cuts forgetting by {cut:.0%}, at a cost of {cost:.2f} nats on names.")
+    assert cut > 0.25, "the guard must reduce forgetting by a quarter"
+    assert cost < 0.1, "names must lose no more than 0.1 nats"
 
 
 if __name__ == "__main__":

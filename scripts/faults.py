@@ -1,8 +1,8 @@
 """Inject faults into runs, count what survives, and write the table of results/faults.
 
-    python scripts/faults.py --kills 200      # kills, and the faults of tests/faults and engines
-    python scripts/faults.py --only engines   # those of tests/launch/engines alone
-    python scripts/faults.py --table          # README.md anew from the numbers that are there
+    python scripts/faults.py --kills 200      # all faults
+    python scripts/faults.py --only engines   # only those of tests/launch/engines
+    python scripts/faults.py --table          # only write README.md from the stored numbers
 
 `scripts/fuzz.py` and `scripts/long_runs.py` measure the other two parts of the table.
 """
@@ -26,16 +26,16 @@ sys.path.insert(0, str(ROOT))
 from tests.faults.server import killed_runs  # noqa: E402
 from tests.launch.engines.kills import killed_nodes, killed_workers  # noqa: E402
 
-# Kind of fault → the tests that inject it, one fault each.
+# Kind of fault → the tests that inject it, one fault per test.
 KINDS = {
-    "process ends without warning between two steps, in consolidation or evaluation": (
+    "process ends abruptly between two steps, in consolidation or evaluation": (
         "test_every_method_goes_on", "test_every_storage_goes_on", "test_what_a_network_draws",
         "test_several_seeds", "test_stopped_again", "test_stopped_between", "test_without_checkp",
     ),
-    "checkpoint cut, flipped, gone or of another version; an earlier one is good": (
+    "checkpoint cut, flipped, missing or of another version; an earlier one is intact": (
         "test_the_checkpoint_before", "test_no_single_file",
     ),
-    "the same, and no checkpoint is good: refused, nothing touched": ("test_with_no_good_one",),
+    "the same without an intact checkpoint: rejected, nothing changed": ("test_with_no_good_one",),
     "checkpoint of another configuration, of other data or another model": (
         "test_another_configuration", "test_a_checkpoint_with_right_checksums",
     ),
@@ -47,17 +47,16 @@ KINDS = {
     "out of memory": ("test_out_of_memory",),
 }  # fmt: skip
 ENGINE_KINDS = {
-    "worker or node killed half way, again and again, with its command, or stopped with it": (
+    "worker or node killed during a run, repeatedly, with its command, or stopped with it": (
         "test_a_killed_worker", "test_one_that_dies", "test_who_stops_asking",
-        "test_workers_end_when", "test_a_signal_to_the_command", "test_a_node_that_dies",
+        "test_workers_end_when", "test_a_node_that_dies",
         "test_finished_jobs_are_not", "test_what_was_begun_as_a_whole",
         "test_a_run_goes_on_on_another_machine",
     ),
-    "shared storage: files cut, changed or gone, names that lead elsewhere, no connection": (
+    "shared storage: files cut, changed or missing, paths outside of it, no connection": (
         "test_what_is_damaged_is_noticed", "test_a_pointer_reaches", "test_storage_that_fails",
     ),
 }  # fmt: skip
-# Of the kills at random moments.
 WORKERS = "SIGKILL of a worker of --jobs at a random moment"
 NODES = "SIGKILL of a node of a Ray cluster at a random moment"
 
@@ -80,10 +79,10 @@ class Count:
 
 
 def inject(kills: int) -> dict[str, Any]:
-    """All faults; how many of each kind, how many survived."""
+    """Inject all faults; the numbers injected, survived and lost of each kind."""
     started = time.perf_counter()
     count = Count(KINDS)
-    # The kills happen in processes of their own, so that both can be done at a time.
+    # The kills happen in other processes, in parallel with the tests.
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         coming = pool.submit(killed_runs, Path(folder), kills, seed=0)
         pytest.main(
@@ -110,9 +109,9 @@ def inject(kills: int) -> dict[str, Any]:
 
 
 def inject_into_engines(kills: int) -> dict[str, dict[str, int]]:
-    """The faults of engines and shared storage; how many of each kind, how many survived."""
+    """The same for engines and shared storage."""
     count = Count(ENGINE_KINDS)
-    tests = str(ROOT / "tests" / "engines")
+    tests = str(ROOT / "tests" / "launch" / "engines")
     pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", tests], plugins=[count])
     with tempfile.TemporaryDirectory() as folder:
         workers = killed_workers(Path(folder) / "workers", kills, seed=0)
@@ -121,7 +120,7 @@ def inject_into_engines(kills: int) -> dict[str, dict[str, int]]:
 
 
 def table() -> str:
-    """The results in words and tables."""
+    """The results as Markdown."""
     faults = json.loads((RESULTS / "faults.json").read_text("utf-8"))
     rows = [
         f"| {kind} | {n['injected']} | {n['survived']} | {n['lost']} |"
@@ -133,17 +132,17 @@ def table() -> str:
     lines = [
         "# Faults, injected and survived",
         "",
-        "Made by `scripts/faults.py`, `scripts/fuzz.py` and `scripts/long_runs.py`; what is",
-        "promised is in [docs/reliability.md](../../docs/reliability.md). A fault is survived when",
-        "the run goes on to the very trace, bit for bit, that an uninterrupted one gives; or,",
-        "where it cannot go on, when it is refused in one sentence and nothing there is touched.",
+        "Made by `scripts/faults.py`, `scripts/fuzz.py` and `scripts/long_runs.py`; the promises",
+        "are in [docs/reliability.md](../../docs/reliability.md). A run survives a fault if it",
+        "resumes and ends with the trace of an uninterrupted run, bit for bit; or, if it cannot",
+        "resume, if it is rejected in one sentence and no file is changed.",
         "",
         "| fault | injected | survived | lost |",
         "|---|---|---|---|",
         *rows,
         f"| **all** | **{total['injected']}** | **{total['survived']}** | **{total['lost']}** |",
         "",
-        f"{faults['kills_with_a_file_half_written']} of the kills left a file half written.",
+        f"{faults['kills_with_a_file_half_written']} of the kills left a partly written file.",
         *([faults["note"]] if "note" in faults else []),
     ]
     return "\n".join([*lines, "", *_fuzzed(), *_long()]) + "\n"
@@ -156,14 +155,14 @@ def _fuzzed() -> list[str]:
     fuzz = json.loads(file.read_text("utf-8"))
     rounds = [fuzz[k] for k in sorted(fuzz) if k.startswith("rss_after_round")]
     return [
-        "## Readers and spoiled files",
+        "## Readers and corrupt files",
         "",
-        f"{fuzz['inputs']:,} inputs, {fuzz['crashes']} crashes; every refusal one sentence. Memory",
+        f"{fuzz['inputs']:,} inputs, {fuzz['crashes']} crashes; every error one sentence. Memory",
         f"of the process: {fuzz['rss_at_start_mib']:.0f} MiB at the start, "
         f"{' and '.join(f'{r:.0f}' for r in rounds)} MiB after the rounds, "
         f"{fuzz['rss_peak_mib']:.0f} MiB at its peak.",
         "",
-        "| reader | inputs | accepted | refused |",
+        "| reader | inputs | accepted | rejected |",
         "|---|---|---|---|",
         *(
             f"| {name} | {r['inputs']:,} | {r['accepted']:,} | {r['refused']:,} |"
@@ -180,28 +179,28 @@ def _long() -> list[str]:
     runs = json.loads(file.read_text("utf-8"))
     rows = []
     for run in runs:
-        kept = run["remembered_bytes"]
+        stored = run["stored_bytes"]
         drift = "" if run["drift"] is None else f"{run['drift']:.1e}"
         rows.append(
-            f"| {run['method']} | {_mb(kept)} | {_mb(run['foretold_bytes'])} "
+            f"| {run['method']} | {_mb(stored)} | {_mb(run['predicted_bytes'])} "
             f"| {run['directions'] or ''} | {drift} | {_mb(run['resident_growth_bytes'])} "
             f"| {_mb(run['accounted_bytes'])} | {run['step_ms_first']:.1f} "
-            f"| {run['step_ms_last']:.1f} | {run['step_ms_foretold']:.1f} |"
+            f"| {run['step_ms_last']:.1f} | {run['step_ms_predicted']:.1f} |"
         )
     return [
         f"## {runs[0]['tasks']} tasks",
         "",
-        f"Rotated digits, {runs[0]['parameters']:,} parameters, one seed, with checkpoints. Kept",
-        "and foretold: what the method remembers at the end, in MB. Drift: max |V Vᵀ − I|. Grown",
-        "and accounted for: memory of the process since the first tenth of the tasks, and what",
-        "of it is remembered or a test set, in MB. Milliseconds of processor time of a step: in",
-        "the first and in the last tenth of the tasks, and what a straight line through the first",
-        "half foretells; what GEM and GEM-NT solve grows faster than a line. OGD and PCA-OGD load",
-        "a compiler once their directions are many: 144 MB that are not accounted for here, and",
-        "that do not grow.",
+        f"Rotated digits, {runs[0]['parameters']:,} parameters, one seed, with checkpoints. Stored",
+        "and predicted: the method's state at the end, in MB. Drift: max |V Vᵀ − I|. Growth and",
+        "explained: memory of the process since the first tenth of the tasks, and its part that is",
+        "the method's state or test sets, in MB. Milliseconds of processor time per step: in the",
+        "first and in the last tenth of the tasks, and predicted by a straight line through the",
+        "first half; the problems of GEM and GEM-NT grow faster than that. OGD and PCA-OGD load a",
+        "compiler once they have many directions: 144 MB that are not explained here, and that do",
+        "not grow.",
         "",
-        "| method | kept | foretold | directions | drift | grown | accounted for "
-        "| ms first | ms last | ms foretold |",
+        "| method | stored | predicted | directions | drift | growth | explained "
+        "| ms first | ms last | ms predicted |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *rows,
     ]
@@ -212,13 +211,13 @@ def _mb(count: int | None) -> str:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--only", choices=["engines"], help="only these faults anew")
-    parser.add_argument("--table", action="store_true", help="only write the table anew")
+    parser.add_argument("--only", choices=["engines"], help="inject only these faults")
+    parser.add_argument("--table", action="store_true", help="only write the table")
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / "faults.json"

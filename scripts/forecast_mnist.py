@@ -1,13 +1,13 @@
-"""Check forecasts of forgetting against what training really does, on pairs of MNIST tasks.
+"""Check forecasts of forgetting against real training, on pairs of MNIST tasks.
 
     python scripts/forecast_mnist.py run [--present] [--jobs 8] [--data DIR] [--out DIR]
     python scripts/forecast_mnist.py report [--out DIR]
 
 For every ordered pair of tasks of Rotated, Permuted and Split MNIST: a network learns the source
-by SGD with the paper's settings; the forecast says what the target will do to the source, in full
-and in quick mode; then the network learns the target. `run` writes `pairs.json`, or
-`pairs-present.json` for the network linearised at its present weights, without warm-up; `--only`
-adds single jobs to what is there. `report` makes the table, the statistics and the plot.
+by SGD with the paper's settings; the effect of the target is forecast, in full and in quick mode;
+then the network learns the target. `run` writes `pairs.json`, or `pairs-present.json` for the
+network linearised at its present weights, without warm-up; `--only` adds single jobs to an existing
+file. `report` makes the table, the statistics and the plot.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,15 @@ from torch import Tensor, nn
 from forgetless import SGD, Scenario, Task, fit, forecast, scenario
 from forgetless.launch.config import resolve
 from forgetless.support.provenance import versions
-from forgetless.theory import TRUSTED
-from forgetless.training.models import build_model
+from forgetless.theory import TRUSTED, true_class
+from forgetless.training.models import ModelFactory
 
-# All tasks of each; of the permutations, which are all alike, eight.
+# All tasks; but eight of the permutations, which are all alike.
 BENCHMARKS = {"rotated-mnist": 15, "permuted-mnist": 8, "split-mnist": 5}
 SEED = 0
-# Into so many jobs the targets of a source are divided, for the cores to be busy to the end.
+# Jobs per source, so that no core is idle at the end.
 PARTS = 2
-# A forecast came out well if the accuracy change is right within this many points.
+# A forecast is good if the change of accuracy is right within this many points.
 GOOD = 5.0
 
 
@@ -46,6 +45,7 @@ class OneTask(Scenario):
     def __init__(self, tasks: Scenario, index: int) -> None:
         self.tasks, self.index = tasks, index
         self.name, self.n_tasks = f"{tasks.name} {index + 1}", 1
+        self.setting = tasks.setting
         self.input_shape, self.n_outputs = tasks.input_shape, tasks.n_outputs
 
     def task(self, index: int, seeds: Sequence[int]) -> Task:
@@ -64,11 +64,6 @@ def samples(task: Task, part: str) -> tuple[Tensor, Tensor]:
     return inputs[0], labels[0]
 
 
-def true_class(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The outputs of the samples' own classes."""
-    return outputs.gather(1, labels.unsqueeze(1)).squeeze(1)
-
-
 def correlation(a: Tensor, b: Tensor) -> float:
     """Pearson's correlation over samples."""
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
@@ -81,7 +76,7 @@ def source_pairs(
     torch.set_num_threads(1)
     config = resolve(benchmark, "sgd")
     tasks = scenario(benchmark, data=data)
-    make = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
+    make = ModelFactory(config, tasks.input_shape, tasks.n_outputs)
     model: nn.Module = make()
 
     def learn(index: int, start: Any) -> dict[str, Tensor]:
@@ -146,7 +141,7 @@ def source_pairs(
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """All pairs, several at a time; what is done is on disk at once."""
+    """All pairs in parallel; finished ones are written at once."""
     started = time.perf_counter()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / ("pairs-present.json" if arguments.present else "pairs.json")
@@ -192,7 +187,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def separation(trust: np.ndarray, good: np.ndarray) -> float:
-    """The chance that a pair that came out well has more trust than one that did not (AUC)."""
+    """The probability that a good forecast has more trust than another one (AUC)."""
     well, badly = trust[good], trust[~good]
     if not len(well) or not len(badly):
         return float("nan")
@@ -201,7 +196,7 @@ def separation(trust: np.ndarray, good: np.ndarray) -> float:
 
 
 def column(key: str, of: Sequence[dict[str, Any]]) -> np.ndarray:
-    """One number of every pair."""
+    """One number per pair."""
     return np.array([p[key] for p in of], float)
 
 
@@ -237,7 +232,7 @@ def table(pairs: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
 
 
 def trust_words(pairs: Sequence[dict[str, Any]], statistics: dict[str, Any]) -> str:
-    """What the trust measure says about how a forecast comes out."""
+    """How the trust measure relates to the error of a forecast."""
     error = np.abs(column("predicted", pairs) - column("measured", pairs))
     correlation, trust = column("correlation", pairs), column("trust", pairs)
     by_accuracy = interval(separation, trust, error <= GOOD)
@@ -249,9 +244,9 @@ def trust_words(pairs: Sequence[dict[str, Any]], statistics: dict[str, Any]) -> 
         f"{error[high].mean():.1f} points on average and output changes correlate by "
         f"{correlation[high].mean():.2f}; below ({(~high).sum()} pairs), by "
         f"{error[~high].mean():.1f} points and {correlation[~high].mean():.2f}. A pair whose "
-        f"accuracy change came out within {GOOD:g} points has more trust than one that did not "
-        f"with probability {shown(by_accuracy)}; one whose output changes correlate by 0.9 or "
-        f"more, with {shown(by_outputs)}."
+        f"accuracy change is right within {GOOD:g} points has more trust than another one with "
+        f"probability {shown(by_accuracy)}; one whose output changes correlate by 0.9 or more, "
+        f"with {shown(by_outputs)}."
     )
 
 
@@ -294,7 +289,7 @@ def report(arguments: argparse.Namespace) -> None:
         "",
         trust_words(present, statistics_present),
         "",
-        "## Δ is the wrong thing to forecast",
+        "## Δ is no measure of lost accuracy",
         "",
         "Rank correlation of predicted and measured Δ (mean squared change of the true-class "
         f"outputs): {deltas:.2f}; of measured Δ and the accuracy that is lost: "
@@ -338,7 +333,7 @@ def plot(pairs: Sequence[dict[str, Any]], names: Sequence[str]) -> Figure:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Feed every reader of files with spoiled ones: 100,000 and more, only clean refusals allowed.
+"""Feed every reader of files with corrupt ones, 100,000 or more: only clean errors are allowed.
 
     python scripts/fuzz.py --inputs 110000 --out results/faults/fuzz.json
 
-Each reader gets random bytes, sound files with bytes changed, cut or added, and files that are
-sound on the outside (checksums, JSON, safetensors) with something wrong within. Notes how many were
-accepted and refused, and the memory of the process before, at its peak and after.
+Each reader gets random bytes, valid files with bytes changed, cut or added, and files with a valid
+container (checksums, JSON, safetensors) and wrong contents. Records how many were accepted and
+rejected, and the memory of the process before, at its peak and after.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tests.faults.readers import Reader, all_readers, inputs  # noqa: E402
 
 
 def memory_kib(field: str) -> int:
-    """A line of what Linux says about this process: VmRSS or VmHWM, in KiB."""
+    """VmRSS or VmHWM of this process, in KiB (Linux)."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1])
@@ -35,10 +35,10 @@ def memory_kib(field: str) -> int:
 
 
 def fuzz(reader: Reader, count: int, start: int) -> dict[str, Any]:
-    """Feed a reader with that many inputs; whatever is not a clean refusal is raised."""
+    """Feed a reader with so many inputs; errors other than clean ones are raised."""
     accepted = refused = 0
     if not reader.survives(reader.sound):
-        raise AssertionError("the sound example is refused")
+        raise AssertionError("the valid example is rejected")
 
     @seed(start)
     @settings(
@@ -71,7 +71,7 @@ def fuzz(reader: Reader, count: int, start: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=110_000)
     parser.add_argument("--rounds", type=int, default=4, help="each with another seed")
@@ -95,7 +95,7 @@ def main() -> None:
                 record["readers"][name] = {k: round(total[k] + v, 1) for k, v in found.items()}
             record[f"rss_after_round_{turn + 1}_mib"] = round(memory_kib("VmRSS") / 1024, 1)
     record["inputs"] = sum(r["inputs"] for r in record["readers"].values())
-    record["crashes"] = 0  # the first one would have ended this
+    record["crashes"] = 0  # the first one would have raised
     record["rss_peak_mib"] = round(memory_kib("VmHWM") / 1024, 1)
     record["seconds"] = round(time.perf_counter() - started, 1)
     print(json.dumps(record, indent=1))

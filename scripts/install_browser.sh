@@ -1,6 +1,6 @@
 #!/bin/sh
-# Debian's Chromium and its driver, for the tests that open the report page; where they cannot be
-# had, those tests are skipped and say so.
+# Installs Debian's Chromium and its driver for the tests that open the report page. Without them
+# these tests are skipped.
 command -v chromium >/dev/null && command -v chromedriver >/dev/null && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "Installing chromium and chromium-driver for the tests of the report page"

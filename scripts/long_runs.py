@@ -1,11 +1,11 @@
-"""Two hundred tasks with every method: memory and time as foretold, directions orthonormal.
+"""Two hundred tasks with every method: memory and time against predictions, orthonormality.
 
     python scripts/long_runs.py --tasks 200 --out results/faults/long-runs.json
 
-Each method learns rotated digits in a process of its own, with checkpoints. Measured after every
-task: the memory of the process and the time of a training step, of the last epoch. At the end:
-what the method remembers in bytes against what was foretold from the number of tasks, how far its
-directions are from orthonormal, and how much memory is unaccounted for.
+Each method learns rotated digits in its own process, with checkpoints. Measured after every task:
+the memory of the process and the time of a training step in the last epoch. At the end: the bytes
+of the method's state against a prediction from the number of tasks, the deviation of its directions
+from orthonormality, and memory that neither explains.
 """
 
 import argparse
@@ -33,12 +33,12 @@ SAMPLES_OF_CLASS = 10
 BATCH = 25
 EPOCHS = 2
 MEMORY = 5
-WARM_UP = 0.1  # share of the tasks after which memory is looked at
+WARM_UP = 0.1  # share of the tasks before memory is measured
 OPTIONS = {"memory": MEMORY, "samples": 60, "agem_batch": 32, "ewc_strength": 0.1}
 
 
 def resident_bytes() -> int:
-    """Memory of this process, as Linux counts it."""
+    """Resident memory of this process (Linux)."""
     return 4096 * int(Path("/proc/self/statm").read_text("ascii").split()[1])
 
 
@@ -51,8 +51,8 @@ class Watch:
         self._epoch_began = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Called after every epoch, and once more when a task is done."""
-        now = time.thread_time()  # not what other processes take in between
+        """Called after every epoch, and once more at the end of a task."""
+        now = time.thread_time()  # without the time of other processes
         if progress.epoch == 1:
             self._epoch_began = now
         elif len(self.step_seconds) < progress.task:
@@ -60,12 +60,12 @@ class Watch:
             self.step_seconds.append((now - self._epoch_began) / steps / (EPOCHS - 1))
         else:
             gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)  # what is free and not given back yet is no leak
+            ctypes.CDLL(None).malloc_trim(0)  # return free memory, which is no leak
             self.resident.append(resident_bytes())
 
 
-def foretold_bytes(method: str, tasks: int, size: int, inputs: int) -> int:
-    """What a method remembers after so many tasks, from what its documentation says it keeps."""
+def predicted_bytes(method: str, tasks: int, size: int, inputs: int) -> int:
+    """Size of a method's state after some tasks, from its documentation."""
     directions = tasks * MEMORY
     sample = 4 * inputs + 8 + 8  # pixels, label, task
     return {
@@ -81,7 +81,7 @@ def foretold_bytes(method: str, tasks: int, size: int, inputs: int) -> int:
 
 
 def drift(trace: Trace) -> float | None:
-    """Max |V Vᵀ − I| of the remembered directions, None for methods that keep none."""
+    """Max |V Vᵀ − I| of the stored directions, None for methods without."""
     directions = trace.memory(0).get("directions")
     if directions is None:
         return None
@@ -90,7 +90,7 @@ def drift(trace: Trace) -> float | None:
 
 
 def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
-    """A long run with one method, and what was measured."""
+    """A long run with one method, and its measurements."""
     torch.set_num_threads(1)
     digits = scenario(
         "rotated-digits", tasks=tasks, train_per_class=SAMPLES_OF_CLASS, step_degrees=360 / tasks
@@ -114,15 +114,15 @@ def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
     first = digits.task(0, [0])
     inputs = first.train.inputs[0].numel()
     kept = sum(t.nbytes for t in trace.memory(0).values())
-    foretold = foretold_bytes(name, tasks, size, inputs)
+    predicted = predicted_bytes(name, tasks, size, inputs)
     warm = max(1, int(WARM_UP * tasks))
-    # Test sets of all tasks stay in memory, because all are evaluated after each.
+    # All test sets remain in memory: each task is evaluated after every later one.
     tests = (tasks - warm) * sum(t.nbytes for t in (first.test.inputs, first.test.labels))
     growth = watch.resident[-1] - watch.resident[warm - 1]
-    state_growth = foretold - foretold_bytes(name, warm, size, inputs)
+    state_growth = predicted - predicted_bytes(name, warm, size, inputs)
     times = np.array(watch.step_seconds)
     half = tasks // 2
-    # Robust against the one task in which a kernel is compiled.
+    # A robust fit: a kernel is compiled during one of the tasks.
     slope, base, *_ = theilslopes(times[:half], np.arange(half))
     tail = slice(tasks - max(1, tasks // 10), tasks)
     expected = base + slope * np.arange(tasks)[tail].mean()
@@ -130,22 +130,22 @@ def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
         "method": name,
         "tasks": tasks,
         "parameters": size,
-        "remembered_bytes": kept if name != "joint" else None,
-        "foretold_bytes": foretold,
+        "stored_bytes": kept if name != "joint" else None,
+        "predicted_bytes": predicted,
         "directions": len(trace.memory(0)["directions"]) if "directions" in trace.memory(0) else 0,
         "drift": drift(trace),
         "resident_growth_bytes": growth,
         "accounted_bytes": state_growth + tests,
         "step_ms_first": 1e3 * float(np.median(times[:warm])),
         "step_ms_last": 1e3 * float(np.median(times[tail])),
-        "step_ms_foretold": 1e3 * float(expected),
+        "step_ms_predicted": 1e3 * float(expected),
         "accuracy_last_task": float(trace.accuracy[0, -1, -1]),
         "seconds": time.perf_counter() - started,
     }
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--methods", default=",".join(METHODS))

@@ -4,5 +4,5 @@ from forgetless.report.comparison import find_traces
 from forgetless.report.plots import accuracy_matrices, save
 
 if __name__ == "__main__":
-    traces = find_traces(["results/table1/rotated-mnist"])
+    traces, _ = find_traces(["results/table1/rotated-mnist"])
     save(accuracy_matrices(traces), "docs/images/rotated-mnist.png")

@@ -1,8 +1,8 @@
-"""Take the picture of the report page for the README, from the traces in results/table1.
+"""Make the screenshot of the report page in the docs, from the traces in results/table1.
 
-    .venv/bin/python scripts/report_screenshot.py
+    .venv/bin/python scripts/report_screenshot.py [RUNS]
 
-Needs Debian's chromium. Another folder of runs can be named.
+Needs Debian's chromium.
 """
 
 import argparse
@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 1180, 1200
 
 
 def shoot(page: Path, picture: Path) -> None:
-    """The top of a page, as a light-coloured screen shows it."""
+    """Save a screenshot of the top of a page."""
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     size = [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}"]
     subprocess.run(["chromium", *flags, *size, page.as_uri()], check=True, capture_output=True)
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     )
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder, "report.html"), Path(folder, "shot.png")
-        make_report(find_traces([parser.parse_args().runs]), page)
+        make_report(find_traces([parser.parse_args().runs])[0], page)
         shoot(page, shot)
         Image.open(shot).convert("RGB").save(PICTURE, optimize=True)
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1000:.0f} kB")

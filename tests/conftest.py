@@ -2,16 +2,14 @@
 
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from forgetless import Method, Scenario, TensorScenario, scenario
+from forgetless import Scenario, TensorScenario, scenario
 from forgetless.cli import main
-from forgetless.methods import Nothing
 
 # Deadlines would make slow machines fail; examples are few because each trains or factorises.
 settings.register_profile("forgetless", deadline=None, max_examples=50)
@@ -56,22 +54,6 @@ def forgetless(arguments, capsys):
 def elsewhere(tmp_path, monkeypatch):
     """Work in an empty folder, so that default folders are looked at too."""
     monkeypatch.chdir(tmp_path)
-
-
-@dataclass(frozen=True)
-class Bare(Method):
-    """A method of someone's own, which keeps nothing and cannot restore it."""
-
-    name = "bare"
-
-    def init(self, theta, storage=None):
-        return Nothing()
-
-    def update(self, g, state, theta, loss_grad):
-        return g
-
-    def consolidate(self, state, theta, task):
-        return state
 
 
 def blobs(tasks: int = 2, n: int = 24, size: int = 6, classes: int = 3, seed: int = 0) -> Scenario:

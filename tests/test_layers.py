@@ -21,8 +21,8 @@ ROOMS = {
     "trace": "support",
     "training": "support tangent subspace methods data trace",
     "launch": "support methods data trace training",
-    "report": "support tangent subspace theory data trace training launch",
-    "paper": "support linalg tangent subspace methods theory data trace training launch",
+    "report": "support tangent subspace methods theory data trace training launch",
+    "paper": "support linalg tangent methods theory data trace training launch report",
     "cli": "support methods theory data trace training launch report paper",
 }
 

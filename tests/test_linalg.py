@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 from scipy.optimize import minimize
@@ -19,7 +19,6 @@ from forgetless.linalg import (
     project_halfspace,
     project_out,
     project_out_span,
-    top_eigenpairs,
 )
 
 seeds = st.integers(0, 2**32 - 1)
@@ -48,6 +47,7 @@ def test_a_row_of_zeros_stands_for_no_direction():
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 12), st.integers(0, 4))
+@example(22103, 4, 8, 0)  # what rounding leaves of the fifth row is 400 ulps
 def test_orthonormalize_spans_the_same_space(seed, rank, d, old):
     p = 16
     against = orthonormalize(random(seed, old, p)) if old else None
@@ -92,32 +92,6 @@ def test_orthonormal_after_two_thousand_directions_in_float32():
         basis = torch.cat([basis, orthonormalize(vectors, against=basis)])
     assert len(basis) == 22 * 90
     assert (basis.double() @ basis.double().T - torch.eye(len(basis))).abs().max() < 1e-5
-
-
-@given(seeds, st.integers(1, 10), st.integers(1, 10))
-def test_top_eigenpairs_are_those_of_numpy(seed, n, count):
-    root = random(seed, n, n + 2)
-    gram = root @ root.T
-    values, vectors = top_eigenpairs(gram, count)
-    expected = np.linalg.eigvalsh(gram.numpy())[::-1]
-    expected = expected[expected > 1e-7 * expected[0]][:count]
-    np.testing.assert_allclose(values.numpy(), expected, rtol=1e-9)
-    torch.testing.assert_close(gram @ vectors, vectors * values, atol=1e-8, rtol=0)
-
-
-def test_top_eigenpairs_leave_noise_out():
-    root = random(0, 10, 3)
-    for count in (None, 8):
-        values, vectors = top_eigenpairs(root @ root.T, count)
-        assert values.shape == (3,)
-        assert vectors.shape == (10, 3)
-    assert top_eigenpairs(torch.zeros(4, 4), 2)[0].shape == (0,)
-
-
-def test_what_is_noise_depends_on_the_precision_of_the_vectors():
-    gram = torch.diag(torch.tensor([1.0, 1e-9, 1e-30], dtype=torch.float64))
-    assert len(top_eigenpairs(gram, None, dtype=torch.float32)[0]) == 1
-    assert len(top_eigenpairs(gram, None, dtype=torch.float64)[0]) == 2
 
 
 @given(seeds, st.integers(1, 5), st.integers(1, 6))

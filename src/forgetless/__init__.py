@@ -3,13 +3,25 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forgetless.support.version import __version__
+from forgetless.support.provenance import __version__
 
 if TYPE_CHECKING:  # what `__getattr__` imports at run time
     from forgetless.data import Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
-    from forgetless.methods import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Method
+    from forgetless.methods import (
+        AGEM,
+        EWC,
+        GEM,
+        GEMNT,
+        OGD,
+        PCAOGD,
+        SGD,
+        Joint,
+        KronOGD,
+        Method,
+        View,
+    )
     from forgetless.subspace import Storage
     from forgetless.support.errors import (
         ConfigError,
@@ -44,6 +56,7 @@ __all__ = [
     "ForgetlessError",
     "Guard",
     "Joint",
+    "KronOGD",
     "Method",
     "Progress",
     "Scenario",
@@ -54,6 +67,7 @@ __all__ = [
     "TraceError",
     "Training",
     "TrainingError",
+    "View",
     "__version__",
     "average_accuracy",
     "backward_transfer",
@@ -71,7 +85,7 @@ _MODULES = {
     "data": "Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
-    "methods": "AGEM EWC GEM GEMNT OGD PCAOGD SGD Joint Method",
+    "methods": "AGEM EWC GEM GEMNT OGD PCAOGD SGD Joint KronOGD Method View",
     "subspace": "Storage",
     "support.errors": "ConfigError DataError ForgetlessError TraceError TrainingError",
     "tangent": "tangent_features",

@@ -1,27 +1,24 @@
-"""Linear algebra on vectors in parameter space: pure functions of tensors, nothing of networks.
+"""Linear algebra on vectors in parameter space: pure functions of tensors.
 
 A vector is a tensor (*, p), its leading dimensions those of independent problems (the seeds of a
-run). A basis is (*, K, p) with orthonormal *rows*; a row of zeros is allowed anywhere and stands
-for no direction, so that problems of different rank can be stacked.
+run). A basis is (*, K, p) with orthonormal *rows*; rows of zeros stand for no direction, which
+lets problems of different rank be stacked.
 """
 
 import sys
 
 import numpy as np
 import torch
-from scipy.linalg import eigh
 from scipy.optimize import nnls
 from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
-# A row is dependent on others when what is left of it, relative to its length, is rounding.
+# The relative residual, in units of rounding, at which a row counts as dependent on others.
 _RESIDUAL_ULPS = 100.0
-# Eigenvalues of a float64 Gram matrix below this share of the largest one are rounding.
-_GRAM_ROUNDING = 2e-13
-# What is added to the Gram matrix of vectors of length one so that it can be factored.
+# Added to the Gram matrix of unit vectors, to make it positive definite.
 _DEPENDENT = 1e-10
-# Numbers of a product that keep all of a GPU's processors busy.
+# The size of a product that keeps all of a GPU's processors busy.
 _BUSY = 1 << 18
 
 
@@ -36,16 +33,16 @@ def inner(u: Tensor, v: Tensor) -> Tensor:
 
 
 def add_scaled(u: Tensor, scale: Tensor | float, v: Tensor) -> Tensor:
-    """U + scale · v with one scale per problem: (*, p), (*), (*, p) → (*, p)."""
+    """u + scale · v with one scale per problem: (*, p), (*), (*, p) → (*, p)."""
     if isinstance(scale, Tensor):
         scale = scale.unsqueeze(-1)
     return u + scale * v
 
 
 def product_of_long(a: Tensor, b: Tensor) -> Tensor:
-    """A Bᵀ of rows much longer than they are many: (d, p), (K, p) → (d, K).
+    """A Bᵀ of few long rows: (d, p), (K, p) → (d, K).
 
-    Where that is small, a GPU sums it chunk by chunk, so that all of its processors take part.
+    A small product is summed in chunks on a GPU, which uses all of its processors.
     """
     width = _chunk(a.device)
     whole = a.shape[1] // width * width
@@ -58,26 +55,29 @@ def product_of_long(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
-def project_out(g: Tensor, basis: Tensor) -> Tensor:
+def project_out(g: Tensor, basis: Tensor, *, passes: int = 1) -> Tensor:
     """g̃ = g − Vᵀ V g, the part of g orthogonal to every row of the basis V.
 
     Arguments:
-        g: (*, p).
-        basis: (*, K, p), orthonormal rows.
+        g: (*, p), or several rows (*, n, p).
+        basis: V, (*, K, p), orthonormal rows.
+        passes: a second pass removes what the rounding of the first left.
     """
     if basis.shape[-2] == 0:
         return g
-    coefficients = basis @ g.unsqueeze(-1)  # (*, K, 1)
-    inside: Tensor = (coefficients.mT @ basis).squeeze(-2)
-    return g - inside
+    alone = g.dim() < basis.dim()
+    rows = g.unsqueeze(-2) if alone else g
+    for _ in range(passes):
+        rows = rows - (rows @ basis.mT) @ basis
+    return rows.squeeze(-2) if alone else rows
 
 
 def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
     """The part of g orthogonal to vectors that need not be orthonormal: g − Rᵀ (R Rᵀ)⁺ R g.
 
-    With R Rᵀ + ε in place of the pseudo-inverse, which leaves ε / (λ + ε) of what it should take
-    out along an eigenvector of λ; done twice, nothing that matters. No step of it waits for a
-    result, so that a GPU can run it by itself.
+    The pseudo-inverse is replaced by (R Rᵀ + ε)⁻¹, which leaves ε / (λ + ε) of the component along
+    an eigenvector of λ; a second pass removes it. Nothing waits for a result, so a GPU can record
+    it.
 
     Arguments:
         g: (*, p).
@@ -99,15 +99,14 @@ def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
 def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Vectors (*, K, p) in chunks, the cosines between them and their lengths, in float64.
 
-    A small vector constrains as much as a large one, so what is solved are cosines.
+    Cosines, because a small vector constrains as much as a large one.
 
     Returns:
-        the chunks (*, m, K, c) of scaled vectors, the Gram matrix of these divided by their
-        lengths (*, K, K), their lengths (*, K), 1 for vectors of zeros, and the lengths that the
-        vectors had before they were scaled (*, K).
+        the chunks (*, m, K, c) of scaled vectors, their cosines (*, K, K), their lengths (*, K),
+        1 for vectors of zeros, and the lengths before scaling (*, K).
     """
     scales = vectors.new_ones(vectors.shape[:-1])
-    if vectors.dtype == torch.float64:  # whose squares may be out of range; those of others fit
+    if vectors.dtype == torch.float64:  # only its squares can be out of float64's range
         scales = vector_norm(vectors, torch.inf, dim=-1)
         scales = torch.where(scales == 0, 1, scales)
         vectors = vectors / scales.unsqueeze(-1)
@@ -120,14 +119,14 @@ def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _chunk(device: torch.device) -> int:
-    """Columns of a product that are summed by themselves, one processor of a GPU each."""
+    """Columns per chunk of a product; each processor of a GPU sums one."""
     return 4096 if device.type == "cuda" else sys.maxsize
 
 
 def _chunks(rows: Tensor) -> Tensor:
     """Rows (*, K, p) in float64, their columns cut into m chunks: (*, m, K, c).
 
-    Few rows with many columns have small products, of which a GPU would sum each in one place.
+    A GPU would sum the small products of few long rows on one processor.
     """
     p = rows.shape[-1]
     width = min(p, _chunk(rows.device))
@@ -142,28 +141,21 @@ def orthonormalize(vectors: Tensor, against: Tensor | None = None, *, least: flo
 
     Classical Gram-Schmidt against the old rows and Householder QR among the new ones, each done
     twice (Kahan's "twice is enough"). Vectors that depend on earlier ones, or are zero, are
-    dropped: normalising what rounding left of them would add a random direction.
+    dropped: normalising their rounding would add a random direction.
 
     Arguments:
         vectors: (d, p), any rank.
         against: (K, p), orthonormal rows, or None.
-        least: share of a vector's length outside of `against` below which it adds nothing, where
-            those rows are known less precisely than their type says.
+        least: share of a vector's length outside `against` below which it adds nothing, for rows
+            that are less precise than their dtype.
 
     Returns:
         (r, p) with r ≤ d.
     """
-    rows = _remove(_normalized(vectors), against)
+    rows, old = _normalized(vectors), vectors[:0] if against is None else against
+    rows = project_out(rows, old, passes=2)
     rows = _independent(rows[vector_norm(rows, dim=1) >= least])
-    return _independent(_remove(rows, against))
-
-
-def _remove(rows: Tensor, basis: Tensor | None) -> Tensor:
-    if basis is None or basis.shape[0] == 0:
-        return rows
-    for _ in range(2):
-        rows = rows - (rows @ basis.T) @ basis
-    return rows
+    return _independent(project_out(rows, old, passes=2))
 
 
 def _normalized(rows: Tensor) -> Tensor:
@@ -176,52 +168,26 @@ def _normalized(rows: Tensor) -> Tensor:
 
 
 def _independent(rows: Tensor) -> Tensor:
-    """Orthonormal basis of the rows (each of length ≤ 1), without those that add only rounding."""
+    """An orthonormal basis of the rows (each of length ≤ 1), less those that add only rounding."""
     tolerance = _RESIDUAL_ULPS * torch.finfo(rows.dtype).eps
     rows = rows[vector_norm(rows, dim=1) > tolerance]
     while rows.shape[0]:
-        # R_ii is what is left of row i after the rows before it are taken out.
+        # R_ii is the length of row i outside the rows before it.
         q, r = torch.linalg.qr(rows.T)
         kept = r.diagonal().abs() > tolerance
         if bool(kept.all()):
-            basis: Tensor = q.T
-            return basis
+            # Its rounding grows with the coefficients of row i on those rows, R_ii (R⁻¹)_ji.
+            square = r[:, : len(r)]
+            inverse = torch.linalg.solve_triangular(square, torch.eye(len(r)).to(r), upper=True)
+            unsure = torch.nonzero(tolerance * vector_norm(inverse, dim=0) >= 1)
+            if len(unsure) == 0:
+                basis: Tensor = q.T
+                return basis
+            kept[unsure[0]] = False  # only the first: it may be what makes later ones unsure
         # The column of q of a dropped row is arbitrary, and later ones avoid it: factor again.
         examined = kept.shape[0]  # min(rows, p)
         rows = torch.cat([rows[:examined][kept], rows[examined:]])
     return rows
-
-
-def top_eigenpairs(
-    gram: Tensor, count: int | None, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues of a Gram matrix and their eigenvectors, in float64.
-
-    Arguments:
-        gram: (n, n), symmetric positive semi-definite.
-        count: how many at most; None means all. Those that are noise are left out.
-        dtype: of the vectors that the Gram matrix was made from, which decides what is noise.
-
-    Returns:
-        eigenvalues (k,), decreasing, and eigenvectors (n, k), on the device of `gram`.
-    """
-    n = gram.shape[0]
-    gram = float64(gram)
-    if gram.is_cuda:
-        values, vectors = torch.linalg.eigh(gram)
-    else:
-        # LAPACK's subset solver; torch has only the full one.
-        first = 0 if count is None else max(n - count, 0)
-        w, u = eigh(gram.numpy(), subset_by_index=(first, n - 1), check_finite=False)
-        values, vectors = torch.from_numpy(w), torch.from_numpy(np.ascontiguousarray(u))
-    return without_noise(values.flip(0)[:count], vectors.flip(1)[:, :count], dtype)
-
-
-def without_noise(values: Tensor, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Decreasing eigenvalues (k,) and vectors (n, k) less those that rounding to dtype makes."""
-    noise = max(_GRAM_ROUNDING, torch.finfo(dtype).eps)  # 1e-7 for vectors in float32
-    keep = int((values > noise * values[:1].clamp_min(0)).sum())
-    return values[:keep], vectors[:, :keep]
 
 
 def project_halfspace(g: Tensor, reference: Tensor) -> Tensor:
@@ -270,7 +236,7 @@ def project_cone(g: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
 def _cone_duals(gram: np.ndarray, products: np.ndarray, margins: np.ndarray) -> np.ndarray:
     """Argmin over v ≥ margins of ½ vᵀ G v + qᵀ v, or zero where q ≥ 0 already."""
     if not (np.isfinite(gram).all() and np.isfinite(products).all()):
-        return np.full_like(products, np.nan)  # the caller sees that training broke down
+        return np.full_like(products, np.nan)  # the caller detects the divergence
     if bool((products >= 0).all()):
         return np.zeros_like(products)
     # With G = L Lᵀ (L from the eigenvectors, so that equal references do no harm) and

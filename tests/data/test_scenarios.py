@@ -1,12 +1,13 @@
-"""From images to tasks."""
+"""From images to tasks; rotation against Pillow."""
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from PIL import Image
 
-from forgetless import ConfigError, DataError, TensorScenario, scenario
+from forgetless import ConfigError, scenario
 from forgetless.data import load_source, scenarios
-from forgetless.data.scenarios import first_of_each_class
+from forgetless.data.scenarios import first_of_each_class, normalize, rotate
 
 
 def everything(split, seeds):
@@ -63,6 +64,32 @@ def test_split_tasks_have_their_own_classes():
             assert set(part.labels.tolist()) == set(split.classes(t))
 
 
+def test_split_tasks_may_share_a_head_or_let_all_classes_seen_compete():
+    options = {"tasks": 3, "classes_per_task": 3, "train_per_class": 5}
+    plain = scenario("split-digits", **options)
+    assert plain.setting == "task"
+    grows = scenario("split-digits", setting="class", **options)
+    assert grows.n_outputs == 9
+    assert [grows.competing(0, t) for t in range(3)] == [range(3), range(6), range(9)]
+    shared = scenario("split-digits", setting="domain", **options)
+    assert shared.n_outputs == 3
+    for t in range(3):
+        ours, theirs, within = (s.task(t, [0]).train for s in (plain, grows, shared))
+        assert torch.equal(ours.labels, theirs.labels)
+        assert torch.equal(ours.labels - 3 * t, within.labels)
+        assert torch.equal(ours.inputs, within.inputs)
+    for made in (plain, grows, shared, scenario("rotated-digits")):
+        made.check()
+        assert made.settings["setting"] == made.setting
+        assert made.has_heads == (made.setting == "task")
+
+
+def test_a_setting_is_for_split_scenarios():
+    with pytest.raises(ConfigError, match="setting must be task or domain or class, not 'heads'"):
+        scenario("split-digits", setting="heads")
+    assert scenario("rotated-digits").setting == "domain"
+
+
 def test_train_per_class_takes_the_first_of_the_file():
     labels = torch.tensor([1, 0, 1, 1, 0, 0])
     assert first_of_each_class(labels, 2, 2).tolist() == [0, 1, 2, 4]
@@ -113,80 +140,62 @@ def test_cifar_as_the_paper_prepares_it(real_data):
     assert set(task.train.labels.tolist()) == set(range(95, 100))
 
 
-def pair(n=4, classes=2, shape=(3,)):
-    return torch.zeros(n, *shape), torch.arange(n) % classes
-
-
-def test_any_tensors_make_a_scenario():
-    shared = TensorScenario([(pair(), pair()), (pair(classes=3), pair())])
-    assert (shared.n_tasks, shared.n_outputs, shared.has_heads) == (2, 3, False)
-    heads = TensorScenario([(pair(), pair()), (pair(classes=3), pair())], heads=True)
-    assert heads.n_outputs == 5
-    assert heads.task(1, [0]).train.labels.tolist() == [2, 3, 4, 2]
-
-
-def test_any_datasets_make_a_scenario():
-    dataset = TensorDataset(*pair(n=5))
-    from_datasets = TensorScenario([(dataset, pair())])
-    torch.testing.assert_close(from_datasets.task(0, [0]).train.labels, pair(n=5)[1])
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ((torch.zeros(0, 3), torch.zeros(0).long()), "training set of task 1 is empty"),
-        ((torch.zeros(4, 3), torch.zeros(3).long()), "one whole-number label per input"),
-        ((torch.zeros(4, 3), torch.zeros(4)), "one whole-number label per input"),
-        ((torch.zeros(4, 3), torch.tensor([0, 1, -1, 0])), "negative label, -1"),
-        ((torch.full((4, 3), torch.nan), torch.zeros(4).long()), "NaN or infinite"),
-        ((torch.zeros(4, 3).long(), torch.zeros(4).long()), "floating-point inputs"),
-        ((torch.zeros(4, 5), torch.zeros(4).long()), "have shape"),
-    ],
-)
-def test_unusable_tensors_are_refused(train, message):
-    with pytest.raises(DataError, match=message):
-        TensorScenario([(train, pair())])
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        TensorDataset(torch.zeros(3, 2), torch.tensor([0.9, 0, 1])),  # not rounded to a class
-        TensorDataset(torch.zeros(3, 2), torch.eye(3).long()),  # one-hot
-        TensorDataset(torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(3)),  # three parts
-        torch.zeros(3, 2),
-        "a file",
-    ],
-)
-def test_unusable_datasets_are_refused(source):
-    with pytest.raises(DataError, match="training set of task 1"):
-        TensorScenario([(source, pair(shape=(2,)))])
-
-
-def test_tasks_may_come_from_a_generator():
-    assert TensorScenario((pair(), pair()) for _ in range(3)).n_tasks == 3
-
-
-def test_a_scenario_needs_tasks():
-    with pytest.raises(DataError, match="at least one task"):
-        TensorScenario([])
-
-
-def test_validation_images_are_the_last_of_the_training_images_and_not_trained_on():
-    plain, held = (
-        scenario("permuted-digits", tasks=1, train_per_class=20, validation_per_class=n).task(
-            0, [0]
-        )
-        for n in (0, 5)
+def validated(count, seed):
+    tasks = scenario(
+        "permuted-digits",
+        tasks=1,
+        train_per_class=20,
+        validation_per_class=count,
+        validation_seed=seed,
     )
-    assert len(held.train) == 150
-    assert len(held.test) == 50
-    for c in range(10):
-        of_class = plain.train.inputs[plain.train.labels == c]
-        assert torch.equal(held.train.inputs[held.train.labels == c], of_class[:15])
-        assert torch.equal(held.test.inputs[held.test.labels == c], of_class[15:])
+    return tasks, tasks.task(0, [0])
+
+
+def rows(split):
+    return {tuple(x.flatten().tolist()) for x in split.inputs}
+
+
+def test_validation_images_are_a_seeded_choice_among_the_training_images():
+    tasks, plain = validated(0, 0)
+    assert tasks.measured_on == "test"
+    assert "validation_seed" not in tasks.settings
+    held, again, other = (validated(5, seed)[1] for seed in (0, 0, 1))
+    assert validated(5, 0)[0].measured_on == "validation"
+    assert validated(5, 3)[0].settings["validation_seed"] == 3
+    assert torch.bincount(held.test.labels).tolist() == [5] * 10
+    assert torch.bincount(held.train.labels).tolist() == [15] * 10
+    assert not rows(held.train) & rows(held.test)
+    assert rows(held.train) | rows(held.test) == rows(plain.train)
+    assert torch.equal(held.test.inputs, again.test.inputs)
+    assert rows(held.test) != rows(other.test)
+    last = [plain.train.inputs[plain.train.labels == c][15:] for c in range(10)]
+    assert rows(held.test) != {tuple(x.flatten().tolist()) for x in torch.cat(last)}
 
 
 def test_some_images_must_be_left_to_train_on():
     with pytest.raises(ConfigError, match="--validation-per-class"):
         scenario("rotated-digits", tasks=1, train_per_class=5, validation_per_class=5)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (8, 8), (9, 12)])
+@pytest.mark.parametrize("degrees", [0, 5, 20, 45, 70, 90, 180, 270, -30, 123.4, 365])
+def test_rotation_is_pillows(shape, degrees):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(1, 256, (3, 2, *shape), dtype=torch.uint8, generator=generator)
+    turned = rotate(images, degrees)
+    for ours, image in zip(turned.flatten(0, 1), images.flatten(0, 1), strict=True):
+        theirs = np.asarray(Image.fromarray(image.numpy()).rotate(degrees))
+        # Pillow rounds coordinates to 1/65536, which may decide a tie the other way.
+        assert (ours.numpy() != theirs).sum() <= 1
+
+
+def test_rotation_is_counter_clockwise():
+    image = torch.zeros(1, 1, 3, 3, dtype=torch.uint8)
+    image[0, 0, 1, 2] = 255  # right
+    assert rotate(image, 90)[0, 0, 0, 1] == 255  # up
+
+
+def test_normalization_is_per_channel():
+    images = torch.full((1, 2, 1, 1), 255, dtype=torch.uint8)
+    result = normalize(images, (0.5, 0.0), (0.25, 2.0))
+    torch.testing.assert_close(result.flatten(), torch.tensor([2.0, 0.5]))

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from forgetless.data import catalogue, sources
+from forgetless.data.catalogue import SOURCES
 from forgetless.data.files import IdxFile, PublishedFile
 from forgetless.data.sources import (
-    SOURCES,
     fetch,
     file_hashes,
+    find_source,
     load_source,
-    locate,
     shared_source,
     status,
 )
@@ -66,8 +66,9 @@ class Shelf:
     label: str = "the shelf"
     asked: list[str] = field(default_factory=list)
 
-    def bring(self, missing: Sequence[PublishedFile], folder: Path, progress: bool) -> list[str]:
+    def fetch(self, missing: Sequence[PublishedFile], folder: Path, progress: bool) -> list[str]:
         self.asked += [file.name for file in missing]
+        folder.mkdir(parents=True, exist_ok=True)
         for file in missing:
             plain = self.content.get(file.name.removesuffix(".gz"))
             if plain is None:
@@ -124,7 +125,7 @@ def is_mnist(images: sources.ImageSet) -> bool:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    for function in (load_source, locate, fetch):
+    for function in (load_source, find_source, fetch):
         with pytest.raises(ConfigError, match="'mnsit': choose one of digits, mnist, fashion"):
             function("mnsit")
 
@@ -136,7 +137,7 @@ def test_layouts_that_people_have_are_found(
 ) -> None:
     put(tmp_path / "data" / folder, MNIST, packed)
     assert is_mnist(load_source("mnist", tmp_path / "data"))
-    assert locate("mnist", str(tmp_path / "data")) == tmp_path / "data" / folder
+    assert find_source("mnist", str(tmp_path / "data")).folder == tmp_path / "data" / folder
     assert shelf.asked == []
 
 
@@ -154,14 +155,14 @@ def test_runs_of_one_process_share_images_until_files_change(tmp_path: Path, she
 
 def test_in_the_root_the_checksum_decides(tmp_path: Path, shelf: Shelf) -> None:
     put(tmp_path / "data", FASHION)
-    assert locate("mnist", tmp_path / "data") is None
-    assert locate("fashion-mnist", tmp_path / "data") == tmp_path / "data"
+    assert find_source("mnist", tmp_path / "data") is None
+    assert find_source("fashion-mnist", tmp_path / "data").folder == tmp_path / "data"
     assert load_source("fashion-mnist", tmp_path / "data").n_classes == 10
     assert is_mnist(load_source("mnist", tmp_path / "data"))
     assert len(shelf.asked) == 4
     # Gzipped files of the one beside plain files of the other: each is found.
     put(tmp_path / "data", MNIST, packed=False)
-    assert locate("mnist", tmp_path / "data") == tmp_path / "data"
+    assert find_source("mnist", tmp_path / "data").folder == tmp_path / "data"
 
 
 def test_a_damaged_file_in_the_root_is_not_taken_for_another_dataset(
@@ -175,7 +176,7 @@ def test_a_damaged_file_in_the_root_is_not_taken_for_another_dataset(
 
 def test_plain_fashion_files_are_not_accepted(tmp_path: Path, shelf: Shelf) -> None:
     put(tmp_path / "data" / "fashion-mnist", FASHION, packed=False)
-    assert locate("fashion-mnist", tmp_path / "data") is None
+    assert find_source("fashion-mnist", tmp_path / "data") is None
 
 
 def test_the_argument_goes_before_the_variable(
@@ -184,11 +185,11 @@ def test_the_argument_goes_before_the_variable(
     first = put(tmp_path / "first" / "mnist", MNIST)
     second = put(tmp_path / "second" / "mnist", MNIST)
     monkeypatch.setenv("FORGETLESS_DATA", str(second.parent))
-    assert locate("mnist") == second
-    assert locate("mnist", first.parent) == first
+    assert find_source("mnist").folder == second
+    assert find_source("mnist", first.parent).folder == first
     assert fetch("mnist") == second
     monkeypatch.setenv("FORGETLESS_DATA", "")
-    assert locate("mnist") is None
+    assert find_source("mnist") is None
 
 
 def test_a_named_folder_must_exist(
@@ -196,7 +197,7 @@ def test_a_named_folder_must_exist(
 ) -> None:
     (tmp_path / "file").touch()
     for name in ("nowhere", "file"):
-        for function in (load_source, locate, fetch):
+        for function in (load_source, find_source, fetch):
             with pytest.raises(ConfigError, match=f"data names .*{name}"):
                 function("mnist", tmp_path / name)
     with pytest.raises(ConfigError, match="data names ''"):
@@ -211,7 +212,7 @@ def test_what_is_missing_is_downloaded_into_the_cache(
 ) -> None:
     (tmp_path / "data").mkdir()
     assert is_mnist(load_source("mnist", tmp_path / "data"))
-    assert locate("mnist", tmp_path / "data") == cache / "mnist"
+    assert find_source("mnist", tmp_path / "data").folder == cache / "mnist"
     assert is_mnist(load_source("mnist", download=False))
     assert len(shelf.asked) == 4
     assert list((tmp_path / "data").iterdir()) == []
@@ -307,8 +308,7 @@ def test_status_tells_what_there_is(tmp_path: Path, cache: Path, shelf: Shelf) -
 
 
 def test_file_hashes_are_those_of_the_files_that_are_read():
-    source = SOURCES["digits"]
-    file = source.embedded.path("digits")
+    file = find_source("digits").paths[0]
     assert file_hashes("digits") == {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
-from forgetless import AGEM, EWC, OGD, PCAOGD, Guard, Trace, load_trace
+from forgetless import AGEM, EWC, OGD, PCAOGD, Guard, Joint, Trace, load_trace
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
 from forgetless.support.errors import ForgetlessError, ForgetlessWarning
@@ -35,7 +35,9 @@ from .problems import TRAINING, Plug, small_run, stopped_run
 SHAPE = (3, 4, 4)
 N_IMAGES = 2
 NOWHERE = Path("fuzzed")
-METHODS = {"ogd": OGD(3), "pca-ogd": PCAOGD(2, 8), "ewc": EWC(), "a-gem": AGEM(4, 2)}
+METHODS = {
+    "ogd": OGD(3), "pca-ogd": PCAOGD(2, 8), "ewc": EWC(), "a-gem": AGEM(4, 2), "joint": Joint(4),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ def _checkpoint(folder: Path, part: str) -> Reader:
         shape = (2, 3, 3)
         trace = Trace("blobs", "ogd", (0, 1), ("",) * 3, np.full(shape, np.nan), path=run)
         trace.timings = dict.fromkeys(("total", "training", "consolidation", "evaluation"), 0.0)
-        saver = Saver(trace, learner.method, manifest["settings"], 1.0)
+        saver = Saver(trace, manifest["settings"], 1.0)
         learner.network.theta.copy_(start)
         try:
             with warnings.catch_warnings(), torch.random.fork_rng():
@@ -300,13 +302,18 @@ def _guard_state(method: str, storage: str) -> Reader:
 
     def spoil(content: bytes, draw: random.Random) -> bytes:
         tensors = load(content)
-        texts = [n for n in tensors if n == "header" or n.endswith("layout")]
+        texts = [n for n in tensors if n.endswith(("header", "layout", "structure"))]
         if draw.random() < 0.5:
             return save(spoiled_tensors(tensors, draw))
         name = draw.choice(texts)
-        value = spoiled_json(json.loads(bytes(tensors[name].tolist())), draw)
-        text = bytearray(json.dumps(value).encode())
-        return save(tensors | {name: torch.frombuffer(text, dtype=torch.uint8)})
+        spoiled = {name: spoiled_json(json.loads(bytes(tensors[name].tolist())), draw)}
+        if name.startswith("memory.") and draw.random() < 0.9:  # with a header that agrees
+            header = json.loads(bytes(tensors["header"].tolist()))
+            length = len(json.dumps(spoiled[name]).encode())
+            header["memory"][name.removeprefix("memory.")] = [[length], "uint8"]
+            spoiled["header"] = header
+        texts = {n: bytearray(json.dumps(value).encode()) for n, value in spoiled.items()}
+        return save(tensors | {n: torch.frombuffer(t, dtype=torch.uint8) for n, t in texts.items()})
 
     return Reader(read, sound, spoil)
 
@@ -323,7 +330,7 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             f"guard state, {method}, {storage}": _guard_state(method, storage)
             for method, storage in (
                 ("ogd", "dense"), ("ogd", "factored"), ("pca-ogd", "bfloat16"), ("ewc", "dense"),
-                ("a-gem", "dense"),
+                ("a-gem", "dense"), ("joint", "dense"),
             )
         }  # fmt: skip
         yield {

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import forgetless
-from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, Training, fit
+from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, KronOGD, Training, fit
 
 ROOT = Path(__file__).parents[2]
 METHODS = {
@@ -35,6 +35,7 @@ METHODS = {
     "gem-nt": GEMNT(memory=4),
     "ogd": OGD(samples=6),
     "pca-ogd": PCAOGD(components=5, samples=30),
+    "kron-ogd": KronOGD(energy=0.9, samples=30),
 }
 EVERY_STEP = 1e-9  # minutes between checkpoints
 SEEDS = 2

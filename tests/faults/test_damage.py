@@ -46,8 +46,8 @@ DAMAGE = {
     "part cut": ("part-*-progress*", cut, "is cut short"),
     "part emptied": ("part-*-progress*", lambda f: f.write_bytes(b""), "is cut short: 0 bytes"),
     "part gone": ("part-*-progress*", lambda f: f.unlink(), "cannot be read: No such file"),
-    "bit flipped": ("part-*-progress*", flipped, "is damaged: its checksum is another"),
-    "memory flipped": ("part-*-memory*", flipped, "is damaged: its checksum is another"),
+    "bit flipped": ("part-*-progress*", flipped, "is damaged: its checksum differs"),
+    "memory flipped": ("part-*-memory*", flipped, "is damaged: its checksum differs"),
     "manifest cut": ("manifest-*", cut, "is cut short or damaged"),
     "manifest flipped": ("manifest-*", flipped, "damaged"),
     "manifest a list": ("manifest-*", lambda f: f.write_text("[1]"), "is cut short or damaged"),
@@ -55,7 +55,7 @@ DAMAGE = {
     "a path out": (
         "manifest-*",
         lambda f: resealed(f, parts={"progress": {"file": "../x", "bytes": 1, "blake2b": ""}}),
-        "is not a checkpoint: '../x' is no part",
+        "is not a checkpoint: '../x' is not a part",
     ),
 }
 
@@ -64,7 +64,7 @@ DAMAGE = {
 def test_the_checkpoint_before_a_damaged_one_is_used(damage, stopped):
     pattern, spoil, message = DAMAGE[damage]
     spoil(newest(stopped, pattern))
-    with pytest.warns(ForgetlessWarning, match=f"{message}.*goes on from the checkpoint before it"):
+    with pytest.warns(ForgetlessWarning, match=f"{message}.*resumes from the checkpoint before it"):
         found = small_run(stopped)
     assert_same(found, small_run(None))
 

@@ -106,7 +106,7 @@ def test_a_file_that_may_not_grow_leaves_the_earlier_checkpoint(tmp_path, monkey
     """A write that fails half way, with part of the file on disk."""
     from safetensors import SafetensorError
 
-    from forgetless.trace.checkpoint import store
+    from forgetless.trace import checkpoint as store
 
     expected, plain, left = small_run(None), store.save_file, [9]
 

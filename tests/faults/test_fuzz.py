@@ -11,7 +11,8 @@ NAMES = (
     "IDX", "IDX, gzipped", "CIFAR-100, binary", "CIFAR-100, Python", "trace, record",
     "trace, weights", "checkpoint, manifest", "checkpoint, progress", "checkpoint, memory",
     "guard state, ogd, dense", "guard state, ogd, factored", "guard state, pca-ogd, bfloat16",
-    "guard state, ewc, dense", "guard state, a-gem, dense", "shared storage, pointer",
+    "guard state, ewc, dense", "guard state, a-gem, dense", "guard state, joint, dense",
+    "shared storage, pointer",
 )  # fmt: skip
 
 

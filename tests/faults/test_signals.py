@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C save and end with their status; the same command goes on."""
+"""SIGTERM and Ctrl-C save and end with their status; the same command resumes."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_the_command_saves_and_ends_with_the_signals_status(number, tmp_path, mo
     assert time.monotonic() - started < 30  # seconds; the machine may be busy
     assert process.returncode == STATUS[number]
     assert (out, err.count("\n")) == ("", 1)
-    assert f"forgetless: {WORDS[number]}; the same command goes on" in err
+    assert f"forgetless: {WORDS[number]}; the same command resumes" in err
     assert json.loads((folder / "trace.json").read_text())["status"] == "interrupted"
     steps = Store(folder / "checkpoint").manifest()["learner"]["steps"]
     assert steps > 0
@@ -62,7 +62,7 @@ class Signalling(Scenario):
 
     def __init__(self) -> None:
         self.inner = blobs(tasks=3)
-        for name in ("name", "n_tasks", "input_shape", "n_outputs"):
+        for name in ("name", "setting", "n_tasks", "input_shape", "n_outputs"):
             setattr(self, name, getattr(self.inner, name))
         self.armed = False
 
@@ -109,7 +109,7 @@ def test_whatever_it_is_at_it_is_saved(part, monkeypatch, tmp_path):
 
 
 def test_while_data_are_prepared(tmp_path):
-    expected, tasks = small_run(None), Signalling()
+    expected, tasks = small_run(None, tasks=Signalling()), Signalling()
     tasks.armed = True
     with pytest.raises(KeyboardInterrupt):
         small_run(tmp_path / "a", tasks=tasks)

@@ -1,9 +1,13 @@
 """A guard in a loop of one's own gives the numbers of `fit`."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW
 
 from forgetless import Guard, Training, fit
 from forgetless.support.streams import global_stream, stream
@@ -16,7 +20,7 @@ WAYS = [
     pytest.param(method, project, id=f"{name}, {project}")
     for name, method in TABLE.items()
     for project in ("update", "gradient")
-    if name != "a-gem, released" and (project == "gradient" or method.is_projection)
+    if name != "a-gem, released" and (project == "gradient" or method.acts_on == "update")
 ]
 
 
@@ -28,16 +32,36 @@ def of_task(scenario, t, part):
 
 @pytest.mark.parametrize(("method", "project"), WAYS)
 def test_the_accuracy_matrix_and_the_weights(method, project, digits):
+    check(method, project, TRAINING, SGD, digits)
+
+
+@pytest.mark.parametrize("name", ["pca-ogd", "ewc", "a-gem"])
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({"optimizer": "adamw", "weight_decay": 0.1}, partial(AdamW, weight_decay=0.1)),
+        ({"momentum": 0.9, "weight_decay": 0.01}, partial(SGD, momentum=0.9, weight_decay=0.01)),
+    ],
+    ids=["adamw", "momentum"],
+)
+def test_with_any_optimizer(name, settings, make, digits):
+    method = TABLE[name]
+    check(method, method.acts_on, replace(TRAINING, lr=0.01, **settings), make, digits)
+
+
+def check(method, project, training, make, digits):
+    """Both with an optimizer that starts afresh with each task."""
     with global_stream(SEED, "initial weights"):
         model = MLP(64, 100, 10).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=TRAINING.lr)
+    optimizer = make(model.parameters(), lr=training.lr)
     guard = Guard(model, optimizer, method, project=project, seed=SEED)
     batches = stream(SEED, "batches")
     accuracy = np.full((3, 3), np.nan)
     for t in range(3):
         x, y = of_task(digits, t, "train")
-        for _ in range(TRAINING.epochs):
-            for index in torch.randperm(len(x), generator=batches).split(TRAINING.batch_size):
+        optimizer.state.clear()
+        for _ in range(training.epochs):
+            for index in torch.randperm(len(x), generator=batches).split(training.batch_size):
                 optimizer.zero_grad()
                 cross_entropy(model(x[index]), y[index]).backward()
                 optimizer.step()
@@ -48,7 +72,7 @@ def test_the_accuracy_matrix_and_the_weights(method, project, digits):
                 test_x, test_y = of_task(digits, s, "test")
                 right = model(test_x).argmax(1) == test_y
                 accuracy[t, s] = 100 * right.double().mean()
-    trace = fit(digits, method, seeds=[SEED], training=TRAINING)
+    trace = fit(digits, method, seeds=[SEED], training=training)
     np.testing.assert_allclose(accuracy, trace.accuracy[0])
     for name, weight in trace.weights(SEED, 2).items():
         torch.testing.assert_close(model.state_dict()[name], weight, rtol=1e-7, atol=1e-9)

@@ -1,4 +1,4 @@
-"""A number of bytes that directions must fit in."""
+"""A budget of bytes: what is chosen and what is given up to fit it."""
 
 import re
 import warnings
@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn, optim
 
+import forgetless
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard
-from forgetless.support.sizes import in_words, parsed_bytes
+from forgetless.support.options import format_bytes, parse_bytes
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers
@@ -44,13 +45,15 @@ def test_never_above_the_budget(case):
             guard.end_task(task(number))
         messages += [str(w.message) for w in caught]
         report = guard.memory_report()
-        assert report.bytes <= parsed_bytes(budget)
+        assert report.bytes <= parse_bytes(budget)
         kept = guard.state_dict()
         assert sum(
             t.nbytes
             for n, t in kept.items()
-            if n.startswith("memory.") and "layout" not in n and not n.endswith(("ranks", "shares"))
-        ) <= parsed_bytes(budget)
+            if n.startswith("memory.")
+            and "layout" not in n
+            and not n.endswith(("ranks", "shares", "structure"))
+        ) <= parse_bytes(budget)
     report = guard.memory_report()
     assert report.directions >= least
     said = [note for note in report.notes if not note.endswith("chosen")]
@@ -122,7 +125,7 @@ def test_a_budget_is_for_directions():
     ],
 )
 def test_numbers_of_bytes(text, count):
-    assert parsed_bytes(text) == count
+    assert parse_bytes(text) == count
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_numbers_of_bytes_that_are_none(text):
     with pytest.raises(
         ConfigError, match=r"budget must be a number of bytes such as '512MB', '1\.5GiB"
     ):
-        parsed_bytes(text)
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_numbers_of_bytes_that_are_none(text):
     ],
 )
 def test_bytes_in_words(count, words):
-    assert in_words(count) == words
+    assert format_bytes(count) == words
 
 
 def test_sequences_of_different_lengths_stay_within_the_budget():
@@ -171,3 +174,24 @@ def test_sequences_of_different_lengths_stay_within_the_budget():
             guard.end_task(batches)
         report = guard.memory_report()
         assert 0.3 * budget < report.bytes <= budget
+
+
+@pytest.mark.filterwarnings("ignore:task 1. factored samples made rows", "ignore:task 2")
+def test_a_guard_takes_back_the_rows_that_its_budget_made_of_factored_samples():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def made() -> forgetless.Guard:
+        method = PCAOGD(components=4, samples=100)
+        return forgetless.Guard(model, optimizer, method, storage="factored", budget="40KB")
+
+    guard = made()
+    guard.end_task((torch.randn(100, 20), torch.randint(0, 5, (100,))))
+    state = guard.state_dict()
+    guard.remove()
+    again = made()
+    again.load_state_dict(state)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in state.items())
+    again.end_task((torch.randn(100, 20), torch.randint(0, 5, (100,))))
+    assert again.tasks == 2

@@ -16,12 +16,15 @@ from forgetless import (
     SGD,
     ConfigError,
     Joint,
+    KronOGD,
     Training,
     TrainingError,
     fit,
 )
-from forgetless.launch.config import resolve, unused_settings
+from forgetless.launch.config import resolve, setting_fields
 from forgetless.methods import METHODS, build_method, method_settings
+from forgetless.methods.state import state_tensors
+from forgetless.subspace import DENSE
 
 TABLE = {
     "sgd": SGD(),
@@ -34,6 +37,8 @@ TABLE = {
     "gem, margin": GEM(memory=20, margin=0.5),
     "gem-nt": GEMNT(memory=20),
     "ogd": OGD(samples=15),
+    "kron-ogd": KronOGD(energy=0.9, samples=60),
+    "kron-ogd, class": KronOGD(energy=0.8, samples=60, outputs="class"),
     "pca-ogd": PCAOGD(components=15, samples=60),
     "pca-ogd, centred": PCAOGD(components=15, samples=60, centred=True),
     "pca-ogd, by share": PCAOGD(variance=0.9, samples=60),
@@ -91,15 +96,20 @@ def test_a_seed_does_not_know_which_seeds_it_ran_beside(method, digits):
 @every_method
 def test_nothing_happens_before_the_first_task_is_over(method, digits):
     """Until something is remembered, every method is plain SGD."""
-    theta = torch.randn(2, 30)
     g = torch.randn(2, 30)
 
-    def no_memory(*_args, **_options):
-        raise AssertionError("no memory gradient can be asked for before there is a memory")
+    class Blind:
+        """Whatever else is asked for raises: there is no memory to look at yet."""
 
-    state = method.init(theta)
-    torch.testing.assert_close(method.update(g, state, theta, no_memory), g)
-    assert state.tensors(0).keys() == state.tensors(1).keys()
+        theta = torch.randn(2, 30)
+        storage = DENSE
+
+    assert method.idle_before_first_task
+    state = method.init(Blind())
+    step, after = method.update(g, state, Blind())
+    torch.testing.assert_close(step, g)
+    assert after is state
+    assert state_tensors(state, 0).keys() == state_tensors(state, 1).keys()
 
 
 @every_method
@@ -192,22 +202,25 @@ def test_whole_numbers_may_be_numpys():
         ("gem", {"memory", "gem_margin"}),
         ("gem-nt", {"memory"}),
         ("ogd", {"memory", "storage", "budget"}),
+        ("kron-ogd", {"energy", "samples", "kron_outputs"}),
         ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
     ],
 )
 def test_settings_that_a_method_does_not_use(name, used):
     of_methods = {
         "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
-        "gem_margin", "variance", "samples", "centred", "storage", "budget",
+        "gem_margin", "variance", "energy", "kron_outputs", "samples", "centred", "storage",
+        "budget",
     }  # fmt: skip
-    of_scenario = {"classes_per_task"}
-    unprotected = {"unprotected"} if name == "sgd" else set()  # it protects nothing
-    unused = unused_settings(resolve("rotated-digits", name).as_dict())
-    assert unused - of_scenario == of_methods - used | unprotected
+    unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
+    noted = set(resolve("rotated-digits", name).as_dict())
+    of_all = {"classes_per_task", "validation_seed", "seeds", "device", "protocol"}
+    of_all |= {"decay", "decay_after", "least_lr", "held_out"}  # of schedules and early stopping
+    assert set(setting_fields()) - noted - of_all == of_methods - used | unprotected
 
 
 def test_a_share_of_variance_replaces_the_number_of_directions():
-    assert "memory" in unused_settings(resolve("rotated-digits", "pca-ogd", variance=0.9).as_dict())
+    assert "memory" not in resolve("rotated-digits", "pca-ogd", variance=0.9).as_dict()
 
 
 @every_method

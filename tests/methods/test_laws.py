@@ -22,8 +22,6 @@ from forgetless import (
     fit,
 )
 from forgetless.methods import Samples
-from forgetless.methods.agem import Pool
-from forgetless.methods.episodic import Episodic
 from forgetless.methods.ewc import Elastic
 from tests.conftest import blobs
 
@@ -40,39 +38,46 @@ def some_samples(count: int = 1) -> Samples:
     return Samples(zeros.unsqueeze(-1), zeros.long(), zeros.long())
 
 
-class Gradients:
-    """A loss_grad that gives these for the first, second, … memory it is asked about."""
+class Given:
+    """A view of these weights whose first, second, … loss gradient is the one given."""
 
-    def __init__(self, *of_tasks: torch.Tensor):
-        self.given_out = itertools.cycle(of_tasks)
+    def __init__(self, theta: torch.Tensor | None = None, *gradients: torch.Tensor):
+        self.theta = theta
+        self._next = itertools.cycle(gradients)
 
-    def __call__(self, samples, batch_size=None, one_head=False):
-        return next(self.given_out)
+    def gradient(self, samples):
+        return next(self._next)
 
-    def of_each(self, several):
-        return torch.stack([self(samples) for samples in several], dim=1)
+    def gradients(self, several):
+        return torch.stack([self.gradient(samples) for samples in several], dim=1)
+
+
+def step(method, g, state, view) -> torch.Tensor:
+    changed, after = method.update(g, state, view)
+    assert after is state
+    return changed
 
 
 @given(seeds)
 def test_agem_never_opposes_the_memory_gradient(seed):
     g, reference, theta = random(seed, 2, 9), random(seed + 1, 2, 9), random(seed, 2, 9)
-    result = AGEM().update(g, Pool(some_samples()), theta, Gradients(reference))
+    result = step(AGEM(), g, some_samples(), Given(theta, reference))
     assert ((result * reference).sum(1) >= -1e-12).all()
 
 
 @given(seeds)
 def test_gem_with_one_memory_and_no_margin_is_agem(seed):
     g, reference, theta = random(seed, 2, 9), random(seed + 1, 2, 9), random(seed, 2, 9)
-    gem = GEM().update(g, Episodic((some_samples(),)), theta, Gradients(reference))
-    agem = AGEM().update(g, Pool(some_samples()), theta, Gradients(reference))
+    gem = step(GEM(), g, (some_samples(),), Given(theta, reference))
+    agem = step(AGEM(), g, some_samples(), Given(theta, reference))
     torch.testing.assert_close(gem, agem)
 
 
 @given(seeds, st.integers(1, 4))
 def test_gem_opposes_no_tasks_gradient(seed, tasks):
     references = [random(seed + k, 2, 9) for k in range(1, tasks + 1)]
-    state = Episodic((some_samples(),) * tasks)
-    result = GEM().update(random(seed, 2, 9), state, random(seed, 2, 9), Gradients(*references))
+    state = (some_samples(),) * tasks
+    result = step(GEM(), random(seed, 2, 9), state, Given(None, *references))
     for reference in references:
         assert ((result * reference).sum(1) >= -1e-9).all()
 
@@ -80,8 +85,8 @@ def test_gem_opposes_no_tasks_gradient(seed, tasks):
 @given(seeds, st.integers(1, 4))
 def test_gem_nt_is_orthogonal_to_every_tasks_gradient(seed, tasks):
     references = [random(seed + k, 2, 9) for k in range(1, tasks + 1)]
-    state = Episodic((some_samples(),) * tasks)
-    result = GEMNT().update(random(seed, 2, 9), state, random(seed, 2, 9), Gradients(*references))
+    state = (some_samples(),) * tasks
+    result = step(GEMNT(), random(seed, 2, 9), state, Given(None, *references))
     for reference in references:
         assert (result * reference).sum(1).abs().max() < 1e-9
 
@@ -91,13 +96,13 @@ def test_ewc_follows_the_finite_difference_of_its_penalty(seed, strength):
     method = EWC(strength)
     state = Elastic(random(seed, 2, 6).square(), random(seed + 1, 2, 6))
     theta, g = random(seed + 2, 2, 6), random(seed + 3, 2, 6)
-    added = method.update(g, state, theta, Gradients()) - g
-    step = 1e-4
+    added = step(method, g, state, Given(theta)) - g
+    width = 1e-4
     for i in range(theta.shape[1]):
         shift = torch.zeros_like(theta)
-        shift[:, i] = step
+        shift[:, i] = width
         up, down = method.penalty(state, theta + shift), method.penalty(state, theta - shift)
-        slope = (up - down) / (2 * step)
+        slope = (up - down) / (2 * width)
         torch.testing.assert_close(added[:, i], slope, rtol=1e-6, atol=1e-6 * (1 + strength))
 
 
@@ -105,7 +110,8 @@ def test_ewc_follows_the_finite_difference_of_its_penalty(seed, strength):
 def test_joint_weighs_every_task_the_same(seed, tasks):
     g, earlier, theta = random(seed, 2, 9), random(seed + 1, 2, 9), random(seed, 2, 9)
     method = Joint()
-    state = method.init(theta)
+    view = Given(theta, earlier)
+    state = method.init(view)
 
     class Task:
         size = 1
@@ -114,8 +120,8 @@ def test_joint_weighs_every_task_the_same(seed, tasks):
             return some_samples(count)
 
     for _ in range(tasks):
-        state = method.consolidate(state, theta, Task())
-    result = method.update(g, state, theta, Gradients(earlier))
+        state = method.consolidate(state, view, Task())
+    result = step(method, g, state, view)
     torch.testing.assert_close(result, (g + tasks * earlier) / (tasks + 1))
 
 

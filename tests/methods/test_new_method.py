@@ -12,28 +12,27 @@ import pytest
 from forgetless import Method, load_trace
 from forgetless.cli import main
 from forgetless.methods import METHODS
-from forgetless.methods.base import Nothing
-from forgetless.support.options import option
-from forgetless.support.validation import real
+from forgetless.support.options import option, real
 
 
 @dataclass(frozen=True)
-class Shrink(Method[Nothing]):
+class Shrink(Method[None]):
     """Shorter steps from the second task on."""
 
     name: ClassVar[str] = "shrink"
     label: ClassVar[str] = "Shrink"
     summary: ClassVar[str] = "shorter steps"
+    acts_on = "gradient"
     factor: float = option(0.5, "Length of a step.", accepted=real(0), setting="shrink_factor")
 
-    def init(self, theta, storage=None):
-        return Nothing()
+    def init(self, view):
+        return None
 
-    def update(self, g, state, theta, loss_grad):
-        return self.factor * g
+    def update(self, g, state, view):
+        return (self.factor if view.task else 1.0) * g, None
 
-    def consolidate(self, state, theta, task):
-        return state
+    def consolidate(self, state, view, task):
+        return None
 
 
 QUICK = ("--tasks", "2", "--epochs", "1", "--train-per-class", "10")

@@ -14,21 +14,14 @@ import pytest
 
 from forgetless.cli import main
 from forgetless.paper import ARTEFACTS
-from forgetless.paper.artefacts import (
-    kernel_change,
-    memory_sweep,
-    methods_summary,
-    same_bytes,
-    table1,
-)
+from forgetless.paper.artefacts import memory, methods_summary, table1
+from forgetless.paper.benchmarks import SMALL
 from forgetless.paper.build import Plan, build
 from forgetless.paper.claims import ALL
 from forgetless.paper.claims.base import judged
 from forgetless.paper.page import make_page
-from forgetless.paper.printed import Cell
-from forgetless.paper.scale import SMALL
-from forgetless.paper.store import is_among, load_results, overlaid, rounded, save_result
-from forgetless.paper.work import Workshop
+from forgetless.paper.results import load_results
+from forgetless.paper.workshop import Workshop
 from forgetless.support.errors import TraceError
 from forgetless.trace import load_trace
 
@@ -83,7 +76,7 @@ def test_every_artefact_is_built_with_where_it_comes_from(built):
         assert {"forgetless", "code", "device", "torch", "seconds measuring"} <= of.keys()
         for run in of["runs"].values():
             assert run["seconds"] > 0
-            assert run["config"]["seeds"]
+            assert run["seeds"]
         hashes = [h for files in of["data"].values() for h in files.values()]
         assert bool(hashes) == bool(of["runs"]), name
         assert all(re.fullmatch("[0-9a-f]{64}", h) for h in hashes)
@@ -113,7 +106,7 @@ def test_what_was_measured_is_what_the_runs_have(built):
 
 
 def test_runs_are_shared_between_artefacts(built):
-    sweep = memory_sweep.sweep_run(SMALL, "rotated", "pca-ogd", SMALL.memory)
+    sweep = memory.sweep_run(SMALL, "rotated", "pca-ogd", SMALL.memory)
     assert sweep.key == table1.cell_run(SMALL, "rotated", "pca-ogd").key
     folders = {folder.name for folder in (built / "runs/paper").iterdir()}
     used = {key for record in records(built).values() for key in record["provenance"]["runs"]}
@@ -122,7 +115,7 @@ def test_runs_are_shared_between_artefacts(built):
 
 def test_building_again_trains_nothing(built, monkeypatch, capfd):
     monkeypatch.chdir(built)
-    monkeypatch.setattr("forgetless.paper.work.train", None)  # calling it would fail
+    monkeypatch.setattr("forgetless.paper.workshop.train", None)  # calling it would fail
     assert forgetless("paper", "build", "table1", "per-task", "--scale", "small") == 0
     assert "runs)" not in capfd.readouterr().err
 
@@ -159,141 +152,15 @@ def test_without_training_cells_that_are_missing_are_left_out(built, tmp_path, m
     assert "gem: left out" in lines
     assert "same-bytes: left out; same-bytes needs methods, which has not been measured" in lines
     assert "per-task" in records(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        (a.name, part)
-        for a in ARTEFACTS.values()
-        for part in list(a.parts(SMALL, {}))[:: len(a.parts(SMALL, {})) // 5 or 1]
-        if part  # else it is all or nothing
-    ],
-)
-def test_a_part_whose_runs_are_there_is_measured_without_the_others(
-    built, tmp_path, monkeypatch, name, part
-):
-    monkeypatch.chdir(tmp_path)
-    artefact, whole = ARTEFACTS[name], records(built)[name]
-    others = {other: records(built)[other] for other in artefact.needs}
-    for run in artefact.parts(SMALL, others)[part]:
-        # As it is brought back from another machine: the trace and what was found in the weights.
-        shutil.copytree(
-            built / "runs/paper" / run.key,
-            tmp_path / "runs/paper" / run.key,
-            ignore=shutil.ignore_patterns("seed-*"),
-            dirs_exist_ok=True,
-        )
-    for other, record in others.items():
-        save_result(tmp_path / "runs/paper-small/results", other, record)
-    arguments = ("--scale", "small", "--device", "cpu", "--no-train")
-    assert forgetless("paper", "build", name, *arguments) == 0
-    record = records(tmp_path)[name]
-    assert part in set(artefact.parts(SMALL, {})) - set(record["lacks"])
-    assert set(record["data"]).isdisjoint(record["lacks"])
-    assert overlaid(whole["data"], record["data"]) == whole["data"]
-    # The page says what is missing, and what needs it is not decided.
-    page, _ = make_page({name: record}, "images")
-    assert f"(`forgetless paper build {name} --scale small`)" in page
-    for claim in (claim for claims in ALL.values() for claim in claims):
-        names = {need.partition(": ")[0] for need in claim.needs}
-        if name in names:
-            others = {n: of for n, of in records(built).items() if n != name}
-            word, _, why = judged(claim, {**others, name: record})
-            assert word in VERDICTS
-            needed = next(n for n in claim.needs if n.startswith(name)).partition(": ")[2]
-            if not needed or any(is_among(p, needed.split(", ")) for p in record["lacks"]):
-                assert why.startswith(f"not measured yet: {name} on ")
-            else:
-                assert (word, why) == judged(claim, records(built))[::2]
-
-
-def test_of_the_same_bytes_every_row_stands_alone(built, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(built / "runs/paper-small/results", "runs/paper-small/results")
-    runs = same_bytes.parts(SMALL, records(built))
-    assert len(runs) == len(records(built)["same-bytes"]["data"]["methods"])
-    Path("runs/paper-small/results/same-bytes.json").unlink()
-    for part in ("rotated SGD", f"rotated OGD, {SMALL.memory} samples"):
-        Path("runs/paper", runs[part][0].key).mkdir(parents=True)
-        file = Path("runs/paper", runs[part][0].key, "trace.json")
-        shutil.copy(built / file, file)
-        results = Path("runs/paper-small/results")
-        plan = Plan(SMALL, Path("runs/paper"), results, device="cpu", train=False)
-        build([ARTEFACTS["same-bytes"]], plan, lambda stage: None)
-        record = records(tmp_path)["same-bytes"]
-        assert part not in record["lacks"]
-        assert part.removeprefix("rotated ") in record["data"]["methods"]
-    page, _ = make_page({"same-bytes": record}, "images")
-    assert re.search(
-        r"Best under 640 MB: .*; within \d+ MB: .*; of those that keep no image, OGD, 8 samples, ",
-        page,
-    )
-    assert "still win when OGD stores factored samples?** Not measured yet: same-bytes on" in page
-
-
-def test_what_was_measured_is_not_lost_with_the_runs(built, tmp_path):
-    """Traces go when a disk is cleared; the numbers that came of them stay."""
-    results, runs = tmp_path / "results", tmp_path / "runs"
-    results.mkdir()
-    plan = Plan(SMALL, runs, results, device="cpu", train=False)
-    cells = memory_sweep.parts(SMALL, {})
-    for part in ("rotated/ogd/4", "rotated/pca-ogd/8", "cifar/ogd/4"):
-        (run,) = cells[part]
-        shutil.rmtree(runs, ignore_errors=True)
-        shutil.copytree(built / "runs/paper" / run.key, runs / run.key)
-        build([ARTEFACTS["memory"]], plan, lambda stage: None)
-    record = load_results(results, ["memory"])["memory"]
-    data = record["data"]
-    assert {b: {m: list(of) for m, of in ms.items()} for b, ms in data.items()} == {
-        "rotated": {"ogd": ["4"], "pca-ogd": ["8"]}, "cifar": {"ogd": ["4"]},
-    }  # fmt: skip
-    whole = records(built)["memory"]
-    assert overlaid(whole["data"], data) == whole["data"]
-    known = record["provenance"]["runs"]
-    assert known == {key: of for key, of in whole["provenance"]["runs"].items() if key in known}
-    assert record["provenance"]["seconds training"] == pytest.approx(
-        sum(of["seconds"] for of in known.values()), rel=1e-4
-    )
-    assert len(record["lacks"]) == len(cells) - 3
-    assert "| Rotated, OGD | " in make_page({"memory": record}, "images")[0]
-
-
-def test_runs_of_parts_that_are_not_kept_are_not_carried_over(built, tmp_path):
-    results, runs = tmp_path / "results", tmp_path / "runs"
-    whole = records(built)["memory"]
-    stale = {"gone": whole["provenance"]["runs"][min(whole["provenance"]["runs"])]}
-    provenance = whole["provenance"] | {"runs": whole["provenance"]["runs"] | stale}
-    save_result(results, "memory", whole | {"provenance": provenance})
-    (run,) = memory_sweep.parts(SMALL, {})["rotated/ogd/4"]
-    shutil.copytree(built / "runs/paper" / run.key, runs / run.key)
-    plan = Plan(SMALL, runs, results, device="cpu", train=False)
-    build([ARTEFACTS["memory"]], plan, lambda stage: None)
-    record = load_results(results, ["memory"])["memory"]
-    assert record["data"] == whole["data"]
-    assert record["provenance"]["runs"] == whole["provenance"]["runs"]
-
-
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("memory", ["{results}/memory.json"]),
-        ("kernel-change", ["{results}/kernel-change.json", "kernel-change.json in the folders of"]),
-    ],
-)
-def test_a_part_that_was_kept_and_cannot_be_shown_is_to_be_deleted(built, tmp_path, name, files):
-    results, runs = tmp_path / "results", tmp_path / "runs"
-    whole = records(built)[name]
-    save_result(results, name, whole | {"data": whole["data"] | {"cifar": "nonsense"}})
-    for part in ARTEFACTS[name].parts(SMALL, {}):
-        if part.startswith("rotated"):
-            for run in ARTEFACTS[name].parts(SMALL, {})[part]:
-                shutil.copytree(built / "runs/paper" / run.key, runs / run.key, dirs_exist_ok=True)
-    plan = Plan(SMALL, runs, results, device="cpu", train=False)
-    with pytest.raises(TraceError, match="is damaged") as error:
-        build([ARTEFACTS[name]], plan, lambda stage: None)
-    advice = " and ".join(files).format(results=results)
-    assert f"; delete {advice}" in str(error.value)
+    # A result is not replaced by one that has fewer cells.
+    shutil.rmtree(tmp_path / "runs/paper" / table1.cell_run(SMALL, "rotated", "ogd").key)
+    before = records(tmp_path)["table1"]
+    assert forgetless("paper", "build", "table1", *arguments) == 2
+    assert "measured on runs that are gone (rotated/ogd); delete" in capfd.readouterr().err
+    assert records(tmp_path)["table1"] == before
+    page, _ = make_page({"table1": before}, "images")
+    assert "Not measured yet: permuted/sgd, " in page
+    assert "(`forgetless paper build table1 --scale small`)" in page
 
 
 def test_what_was_just_measured_and_cannot_be_shown_is_of_damaged_runs(built, tmp_path):
@@ -302,20 +169,7 @@ def test_what_was_just_measured_and_cannot_be_shown_is_of_damaged_runs(built, tm
 
     plan = Plan(SMALL, built / "runs/paper", tmp_path, device="cpu", train=False)
     with pytest.raises(TraceError, match=r"table1 is damaged .*; delete the folders of its runs$"):
-        build([replace(table1.ARTEFACT, show=show)], plan, lambda stage: None)
-
-
-def test_what_was_measured_with_other_settings_is_neither_kept_nor_overwritten(built, tmp_path):
-    results = tmp_path / "results"
-    shutil.copytree(built / "runs/paper-small/results", results)
-    before = (results / "memory.json").read_text("utf-8")
-    others = replace(SMALL, memories=(4, 8, 12))
-    (run,) = memory_sweep.parts(others, {})["rotated/ogd/4"]
-    shutil.copytree(built / "runs/paper" / run.key, tmp_path / "runs" / run.key)
-    plan = Plan(others, tmp_path / "runs", results, device="cpu", train=False)
-    with pytest.raises(TraceError, match=r"on other runs that are gone \(rotated/ogd/12, .*delete"):
-        build([ARTEFACTS["memory"]], plan, lambda stage: None)
-    assert (results / "memory.json").read_text("utf-8") == before
+        build([replace(table1.TABLE1, show=show)], plan, lambda stage: None)
 
 
 def test_twice_the_rows_in_bfloat16_are_said_to_take_what_they_take(built):
@@ -332,33 +186,6 @@ def test_without_results_nothing_that_needs_them_is_decided():
         word, _, why = judged(claim, {})
         assert word == "cannot be decided"
         assert why.startswith("not measured yet")
-
-
-@pytest.mark.parametrize(
-    ("average", "agrees"), [([80.0, 80.0], True), ([81.4, 81.4], True), ([81.6, 81.6], False)]
-)
-def test_a_cell_agrees_within_the_allowance(average, agrees):
-    assert table1.agreement(Cell(80.0, 0.1, 1.0, 0.1), {"average": average})[0] is agrees
-
-
-def test_the_spread_of_both_widens_the_allowance():
-    good, difference, allowed = table1.agreement(Cell(80.0, 3.0, 1, 1), {"average": [85.0, 93.0]})
-    assert (good, difference) == (True, 9.0)
-    assert allowed == pytest.approx(10.0)
-
-
-@pytest.mark.parametrize("small", [0, 24])
-def test_as_many_samples_as_fit_and_no_more(small):
-    def needed(n):
-        return 100.0 * n * 3 + small * (n * 3) ** 2
-
-    most = same_bytes.samples_that_fit(10_000_000, 100.0, 3, small)
-    assert needed(most) <= 10_000_000 < needed(most + 2)
-
-
-def test_results_are_rounded_and_have_no_nan():
-    value = {"a": np.array([1 / 3, np.nan]), 2: (1, 1e-9 / 3)}
-    assert rounded(value) == {"a": [0.333333, None], "2": [1, 3.33333e-10]}
 
 
 def test_the_committed_page_is_what_the_committed_results_give():
@@ -426,7 +253,7 @@ def test_without_any_result_there_is_no_page(tmp_path, capfd):
 def test_what_was_found_and_cannot_be_shown_is_not_kept(built, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(built / "runs/paper", "runs/paper")
-    key = kernel_change.parts(SMALL, {})["rotated"][0].key
+    key = table1.cell_run(SMALL, "rotated", "pca-ogd").key
     file = Path("runs/paper", key, "kernel-change.json")
     kept = json.loads(file.read_text())
     kept["content"]["found"] = "nonsense"

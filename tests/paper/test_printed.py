@@ -2,9 +2,8 @@
 
 import pytest
 
-from forgetless.paper.printed import TABLE1, VARIANCE, VARIANCE_COUNTS
-from forgetless.paper.printed_tasks import FINAL
-from forgetless.paper.scale import FULL
+from forgetless.paper.benchmarks import FULL
+from forgetless.paper.printed import FINAL, TABLE1, VARIANCE, VARIANCE_COUNTS
 
 
 @pytest.mark.parametrize("benchmark", TABLE1)

@@ -7,8 +7,9 @@ import torch
 from torch import nn, optim
 
 from forgetless import OGD, PCAOGD, Guard
-from forgetless.support import cuda_graphs as capturing
-from forgetless.support.cuda_graphs import Repeated
+from forgetless.support import cuda_graphs as capture_graph
+from forgetless.support.cuda_graphs import GraphedFunction
+from tests.methods.test_own_methods import own
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -36,7 +37,7 @@ def done(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Pretended(happened))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: recording_nothing())
-    monkeypatch.setattr(capturing, "capturing", recording)
+    monkeypatch.setattr(capture_graph, "capture_graph", recording)
     return happened
 
 
@@ -49,7 +50,7 @@ GPU = torch.device("cuda", 0)
 
 
 def test_work_is_done_twice_then_recorded_then_repeated(done):
-    repeated = Repeated(lambda: done.append("work"))
+    repeated = GraphedFunction(lambda: done.append("work"))
     for _ in range(4):
         repeated("here", GPU)
     assert done == ["work", "work", "record", "work", "replay", "replay"]
@@ -62,7 +63,7 @@ def test_work_is_done_twice_then_recorded_then_repeated(done):
 
 
 def test_on_a_cpu_nothing_is_recorded(done):
-    repeated = Repeated(lambda: done.append("work"))
+    repeated = GraphedFunction(lambda: done.append("work"))
     for _ in range(4):
         repeated("here", torch.device("cpu"))
     assert done == ["work"] * 4
@@ -72,24 +73,24 @@ def test_work_that_cannot_be_recorded_is_done_from_python(done):
     def work():
         if done.count("record") > done.count("failed"):
             done.append("failed")
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise RuntimeError("operation not permitted when stream is capture_graph")
         done.append("work")
 
-    repeated = Repeated(work)
+    repeated = GraphedFunction(work)
     for _ in range(4):
         repeated("here", GPU)
     assert done == ["work", "work", "record", "failed", "work", "work"]
 
 
 def test_within_a_users_own_recording_work_is_part_of_it(done, monkeypatch):
-    repeated = Repeated(lambda: done.append("work"))
+    repeated = GraphedFunction(lambda: done.append("work"))
     for _ in range(2):
         repeated("here", GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     done.clear()
     repeated("here", GPU)
     assert done == ["work"]
-    other = Repeated(lambda: done.append("work"))
+    other = GraphedFunction(lambda: done.append("work"))
     for _ in range(4):
         other("here", GPU)
     assert done == ["work"] * 5
@@ -140,11 +141,28 @@ def test_rows_in_main_memory_are_not_recorded():
 @needs_gpu
 @pytest.mark.parametrize("disturb", [None, moved])
 @pytest.mark.parametrize("storage", ["dense", "bfloat16", "factored"])
-@pytest.mark.parametrize("method", [OGD(20), PCAOGD(10, 40)])
+@pytest.mark.parametrize("method", [OGD(20), PCAOGD(10, 40), own.GPM(threshold=0.5)])
 def test_a_guards_recorded_steps_are_those_from_python(method, storage, disturb):
     plain, stats, used = trained(method, 8, recorded=False, storage=storage, disturb=disturb)
     assert not used
     found, noted, used = trained(method, 8, recorded=True, storage=storage, disturb=disturb)
     assert used
+    assert torch.equal(found, plain)
+    assert noted == stats
+
+
+class ByStep(own.GPM):
+    """Projects less as steps go by, which a recording would repeat."""
+
+    def update(self, g, state, view):
+        step, state = super().update(g, state, view)
+        return g + (step - g) / (1 + view.step), state
+
+
+@needs_gpu
+def test_what_changes_from_step_to_step_is_not_recorded():
+    plain, stats, _ = trained(ByStep(threshold=0.5), 8, recorded=False)
+    found, noted, used = trained(ByStep(threshold=0.5), 8, recorded=True)
+    assert not used
     assert torch.equal(found, plain)
     assert noted == stats

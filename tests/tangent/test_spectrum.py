@@ -1,15 +1,18 @@
-"""Leading eigenpairs of large Gram matrices against LAPACK."""
+"""Leading eigenpairs of Gram matrices against NumPy and LAPACK."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from forgetless.linalg import top_eigenpairs
 from forgetless.tangent import spectrum, tangent_features
 from forgetless.tangent.features import _precise_enough, _straightened
 from forgetless.tangent.spectrum import (
     chebyshev_eigenpairs,
     leading_eigenpairs,
     orthonormal_columns,
+    top_eigenpairs,
 )
 
 from .reference import random
@@ -33,6 +36,32 @@ def lapack(monkeypatch):
 
     monkeypatch.setattr(spectrum, "top_eigenpairs", counted)
     return calls
+
+
+@given(st.integers(0, 99), st.integers(1, 10), st.integers(1, 10))
+def test_top_eigenpairs_are_those_of_numpy(seed, n, count):
+    root = random(n, n + 2, seed=seed)
+    gram = root @ root.T
+    values, vectors = top_eigenpairs(gram, count)
+    expected = np.linalg.eigvalsh(gram.numpy())[::-1]
+    expected = expected[expected > 1e-7 * expected[0]][:count]
+    np.testing.assert_allclose(values.numpy(), expected, rtol=1e-9)
+    torch.testing.assert_close(gram @ vectors, vectors * values, atol=1e-8, rtol=0)
+
+
+def test_top_eigenpairs_leave_noise_out():
+    root = random(10, 3)
+    for count in (None, 8):
+        values, vectors = top_eigenpairs(root @ root.T, count)
+        assert values.shape == (3,)
+        assert vectors.shape == (10, 3)
+    assert top_eigenpairs(torch.zeros(4, 4), 2)[0].shape == (0,)
+
+
+def test_what_is_noise_depends_on_the_precision_of_the_vectors():
+    gram = torch.diag(torch.tensor([1.0, 1e-9, 1e-30], dtype=torch.float64))
+    assert len(top_eigenpairs(gram, None, dtype=torch.float32)[0]) == 1
+    assert len(top_eigenpairs(gram, None, dtype=torch.float64)[0]) == 2
 
 
 # eigenvalues → whether the Krylov space is enough
@@ -181,7 +210,7 @@ def test_several_matrices_go_through_the_filter_together():
 
 
 def test_what_the_filter_has_found_is_put_aside(monkeypatch):
-    """A evaluation that is solved early stays so, and does not hold up the others."""
+    """A matrix that is solved early stays so, and does not hold up the others."""
     fast, slow = (with_spectrum(torch.arange(1, N + 1).double() ** -power) for power in (3, 0.5))
     rounds = []
 

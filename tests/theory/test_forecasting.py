@@ -160,6 +160,32 @@ def test_a_basis_is_avoided():
     torch.testing.assert_close(result.protected[0].outputs, result.now.outputs)
 
 
+def test_methods_of_ones_own_are_forecast_by_what_they_do_to_a_step():
+    """A projection by a function gives what its rows give; another change what it does to SGD."""
+    source, target = tasks()
+    model = network()
+    size = TangentModel(model).size
+    rows = torch.linalg.qr(torch.randn(size, 5, dtype=torch.float64))[0].T
+    methods = {
+        "projection": lambda g, theta: g - rows.T @ (rows @ g),
+        "half": lambda g, theta: 0.5 * g,
+        "none": lambda g, theta: g,
+    }
+    options = {"epochs": 8, "batch_size": 12}
+    for warm_up in (True, False):
+        found = forecast(model, source, target, lr=0.1, methods=methods, warm_up=warm_up, **options)
+        by_rows = forecast(model, source, target, lr=0.1, basis=rows, warm_up=warm_up, **options)
+        halved = forecast(model, source, target, lr=0.05, warm_up=warm_up, **options)
+        assert list(found.summary()["methods"]) == list(methods)
+        for name, expected in (
+            ("projection", by_rows.plain), ("half", halved.plain), ("none", found.plain),
+        ):  # fmt: skip
+            torch.testing.assert_close(
+                found.methods[name].outputs, expected.outputs, rtol=1e-8, atol=1e-10
+            )
+        assert (found.methods["projection"].outputs - found.plain.outputs).abs().max() > 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_basis_of_any_precision_and_with_rows_of_zeros(dtype):
     source, target = tasks()
@@ -268,7 +294,7 @@ def test_heads_that_pca_ogd_leaves_alone_are_no_part_of_its_directions():
         tuple((s.inputs.double(), s.labels) for s in (task.train, task.test))
         for task in (scenario.task(t, [0]) for t in (0, 1))
     ]
-    heads = TensorScenario(pairs, heads=True)
+    heads = TensorScenario(pairs, setting="task")
 
     def model():
         with torch.random.fork_rng():
@@ -362,6 +388,10 @@ def test_regression_with_a_loss_of_ones_own():
         (
             {"loss": nn.CrossEntropyLoss(reduction="none")},
             r"loss must be a function to one number, the mean loss, not 'one that returns \(2,\)'",
+        ),
+        (
+            {"methods": {"mine": lambda g, theta: g[:3]}},
+            r"each of methods must be a function that returns steps of shape \(83,\), not '?\(3,\)",
         ),
         ({"loss": lambda outputs, labels: 1.0}, "loss must be a function to one number.*float"),
     ],

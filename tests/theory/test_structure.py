@@ -1,4 +1,4 @@
-"""Explained variance against scikit-learn, kernel change, and drop against overlap."""
+"""Explained variance against scikit-learn, and the change of a kernel."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from sklearn.decomposition import PCA
 
 from forgetless.theory import (
-    drop_against_overlap,
     explained_at,
     explained_variance,
     kernel_alignment,
@@ -39,16 +38,3 @@ def test_a_kernel_that_only_grew_is_aligned():
     a, b = torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     assert kernel_alignment(a, b) == 0
     assert kernel_change(a, b) == pytest.approx(2**0.5)
-
-
-def test_drop_against_overlap():
-    accuracy = np.array([[[90.0, 10, 10], [80, 91, 10], [60, 85, 92]]])
-    points = drop_against_overlap(
-        {"sgd": [0.9 * torch.eye(2)], "ogd": [torch.diag(torch.tensor([0.1, 0.5]))]},
-        {"sgd": accuracy, "ogd": accuracy[0] + np.eye(3)},
-    )
-    assert [p.method for p in points] == ["ogd", "sgd"]
-    assert [p.overlap.tolist() for p in points] == [pytest.approx([0.5]), pytest.approx([0.9])]
-    assert [p.drop.tolist() for p in points] == [[31.0], [30.0]]
-    (point,) = drop_against_overlap({"a": [torch.eye(2)]}, {"a": accuracy}, source=1, target=2)
-    assert point.drop.tolist() == [6.0]

@@ -1,13 +1,18 @@
 """Traces: what is written can be read, and what cannot be read is named."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from forgetless import AGEM, EWC, OGD, SGD, TraceError, Training, fit, load_trace
+from forgetless.methods import Samples
+from forgetless.methods.state import restored_state
+from forgetless.subspace import STORAGES
 from forgetless.support.files import write_atomically
+from forgetless.support.imports import load_object
 from tests.conftest import blobs
 
 TRAINING = Training(lr=0.05, epochs=1, batch_size=8)
@@ -75,7 +80,7 @@ def test_numpy_numbers_are_numbers(tmp_path):
     method = OGD(samples=np.int64(4))
     seeds = np.array([1, 2])
     fit(blobs(), method, seeds=seeds, training=TRAINING, out=tmp_path / "a")
-    assert load_trace(tmp_path / "a").config["method"]["samples"] == 4
+    assert load_trace(tmp_path / "a").config["memory"] == 4
     assert fit(blobs(), SGD(), seeds=np.int64(2), training=TRAINING).seeds == (0, 1)
 
 
@@ -89,8 +94,25 @@ def test_numpy_numbers_are_numbers(tmp_path):
 )
 def test_each_methods_memory_is_kept(method, parts, tmp_path):
     trace = trained(tmp_path / "a", method)
-    assert set(load_trace(tmp_path / "a").memory(2)) == parts
-    assert set(trace.memory(2)) == parts
+    assert set(load_trace(tmp_path / "a").memory(2)) == parts | {"structure"}
+    assert set(trace.memory(2)) == parts | {"structure"}
+
+
+def test_the_state_of_a_method_of_ones_own_can_be_restored_from_its_trace(tmp_path):
+    """A reservoir of samples with their outputs, and a count: a tree, saved without pickle."""
+    path = Path(__file__).parents[2] / "examples" / "own_methods.py"
+    method = load_object(f"{path}:DERPP", "method")(memory=10)
+    trained(tmp_path / "a", method)
+    trace = load_trace(tmp_path / "a")
+    parts = [trace.memory(seed) for seed in trace.seeds]
+    theta = torch.zeros(2, 5)
+    state = restored_state(parts, method, theta, STORAGES["dense"], Samples.restore)
+    assert state.seen == 2 * 24  # all samples of both tasks came by once
+    assert len(state.samples) == 10
+    assert state.samples.extra["logits"].shape == (2, 10, 3)
+    numbers = {n: t for n, t in parts[0].items() if n != "structure"}
+    assert trace.memory_bytes(2) == sum(t.nbytes for t in numbers.values())
+    assert (trace.config["memory"], trace.config["method_from"]) == (10, "own_methods:DERPP")
 
 
 def test_keep_decides_what_is_kept(tmp_path):
@@ -169,6 +191,21 @@ def test_an_accuracy_matrix_of_the_wrong_shape_is_refused(tmp_path):
     file.write_text(json.dumps(record))
     with pytest.raises(TraceError, match=r"accuracy matrix of shape \(1, 2, 2\)"):
         load_trace(tmp_path)
+
+
+def test_how_a_state_is_built_is_no_part_of_its_size(tmp_path):
+    trace = trained(tmp_path / "a", SGD())
+    trace.keep_memory(2, {"directions": torch.ones(2, 3), "structure": torch.zeros(50)})
+    assert load_trace(tmp_path / "a").memory_bytes(2) == 24
+    (tmp_path / "a" / "seed-2" / "memory.safetensors").write_bytes(b"\x00" * 5)
+    assert trace.memory_bytes(2) is None
+
+
+def test_validation_images_are_said_in_the_trace():
+    trace = trained()
+    assert trace.summary()["measured_on"] == "test"
+    trace.config["validation_per_class"] = 100
+    assert trace.summary()["measured_on"] == "validation"
 
 
 def test_damaged_weights_are_named(tmp_path):

@@ -1,6 +1,7 @@
 """Fitting: any model, any tensors, and what is refused."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from forgetless import (
     PCAOGD,
     SGD,
     ConfigError,
+    Method,
     TensorScenario,
     Training,
     TrainingError,
@@ -67,12 +69,66 @@ def test_accuracy_is_counted_on_the_test_set():
 def test_heads_choose_within_their_own_classes():
     """A test sample of task 1 may not be given a class of task 2, however large its logit."""
     pair = torch.eye(2), torch.tensor([0, 1])
-    tasks = TensorScenario([(pair, pair), (pair, pair)], heads=True)
+    tasks = TensorScenario([(pair, pair), (pair, pair)], setting="task")
     model = nn.Linear(2, 4, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, 0], [0, 1], [9, 9], [9, 9]]))
     trace = fit(tasks, SGD(), model, heads=[], training=Training(lr=1e-6, epochs=1))
     assert trace.accuracy[0, 0, 0] == 100
+
+
+def test_classes_seen_so_far_compete_in_class_incremental_learning():
+    """Those of a later task compete only once it was learned, and then for earlier tasks too."""
+    pairs = [(torch.eye(2), torch.tensor([c, c + 1])) for c in (0, 2, 4)]
+    tasks = TensorScenario([(pair, pair) for pair in pairs], setting="class")
+    model = nn.Linear(2, 6, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 0], [0, 1], [0.5, 0], [0, 2], [9, 0], [0, 9]]))
+    trace = fit(tasks, SGD(), model, training=Training(lr=1e-6, epochs=1, evaluate="all"))
+    assert trace.accuracy[0].tolist() == [[100, 50, 100], [50, 50, 100], [0, 0, 100]]
+    assert trace.config["setting"] == "class"
+
+
+def test_a_class_incremental_loss_is_over_the_classes_seen_so_far():
+    """A-GEM with all samples in each step, by hand: new and stored samples share the outputs."""
+    generator = torch.Generator().manual_seed(1)
+    pairs = [
+        (torch.randn(12, 4, generator=generator).double(), torch.arange(12) % 2 + c)
+        for c in (0, 2, 4)
+    ]
+    tasks = TensorScenario([(pair, pair) for pair in pairs], setting="class")
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6)).double()
+    training = Training(lr=0.3, epochs=3, batch_size=12, dtype="float64")
+    trace = fit(tasks, AGEM(memory=12, batch_size=100), model, training=training)
+
+    def gradient(samples, seen):
+        x, y = (torch.cat(parts) for parts in zip(*samples))
+        loss = cross_entropy(model(x)[:, :seen], y)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    for t in range(3):
+        for _ in range(3):
+            g = gradient(pairs[t : t + 1], 2 * t + 2)
+            if t > 0:
+                r = gradient(pairs[:t], 2 * t + 2)
+                g = g - (g @ r).clamp(max=0) / (r @ r) * r
+            with torch.no_grad():
+                theta = nn.utils.parameters_to_vector(model.parameters())
+                nn.utils.vector_to_parameters(theta - 0.3 * g, model.parameters())
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(trace.weights(0, t)[name], weight, rtol=1e-12, atol=1e-12)
+
+
+def test_a_growing_head_does_not_leak_the_task():
+    """Split digits: own classes are easy to tell apart, and forgotten where all seen compete."""
+    last = {}
+    for setting in ("task", "class"):
+        tasks = scenario("split-digits", setting=setting, train_per_class=40)
+        trace = fit(tasks, SGD(), training=Training(lr=0.1, epochs=5))
+        last[setting] = trace.accuracy[0, -1]
+    assert last["task"][:-1].mean() > 60
+    assert last["class"][:-1].mean() < 20
+    assert last["class"][-1] > 80
 
 
 def test_seeds_differ_and_a_given_network_is_where_all_start():
@@ -299,6 +355,13 @@ class TwoOutputs(nn.Linear):
             {"training": Training(unprotected="body"), "method": AGEM(4, heads="released")},
             "nothing can be left unprotected",
         ),
+        (
+            {
+                "scenario": scenario("split-digits", setting="class", tasks=2),
+                "method": AGEM(4, heads="released"),
+            },
+            "released heads needs a head for each task",
+        ),
         ({"heads": ["nowhere"]}, "heads must be the beginning"),
         ({"method": "sgd"}, r"method must be a method with its settings, such as SGD\(\)"),
         ({"method": SGD}, "method must be a method with its settings"),
@@ -381,3 +444,65 @@ def test_whole_numbers_of_numpy():
         np.testing.assert_array_equal(found.accuracy, expected.accuracy)
     with pytest.raises(ConfigError, match="EWC's strength must be a finite number"):
         EWC(10**400)
+
+
+@dataclass(frozen=True)
+class Counting(Method):
+    """Adds up gradients where its state lies."""
+
+    name: ClassVar[str] = "counting"
+    acts_on: ClassVar[str] = "gradient"
+
+    def init(self, view):
+        return {"sum": torch.zeros_like(view.theta)}
+
+    def update(self, g, state, view):
+        state["sum"] += g
+        return g, state
+
+    def consolidate(self, state, view, task):
+        return state
+
+
+class TrustedCounting(Counting):
+    recordable: ClassVar[bool] = True
+
+
+def test_a_state_that_is_changed_in_place_is_rejected():
+    with pytest.raises(ConfigError, match=r"Counting\.update changed its state in place"):
+        fit(blobs(), Counting(), training=TRAINING)
+
+
+def test_a_checkpoint_notices_a_trusted_method_that_changes_its_state(tmp_path):
+    with pytest.raises(ConfigError, match=r"TrustedCounting\.update changed its state in place"):
+        fit(blobs(), TrustedCounting(), training=TRAINING, out=tmp_path, checkpoint_every=1e-9)
+
+
+def test_inputs_of_layers_are_rows_that_their_weights_multiply():
+    found = {}
+
+    @dataclass(frozen=True)
+    class Watching(Counting):
+        def update(self, g, state, view):
+            return g, state
+
+        def consolidate(self, state, view, task):
+            samples = task.draw(5)
+            found["rows"], found["outputs"] = view.layer_inputs(samples), view.outputs(samples)
+            return state
+
+    def network():
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)
+        )
+
+    trace = fit(
+        blobs(tasks=1), Watching(), network, seeds=2, training=replace(TRAINING, seeds_together=2)
+    )
+    assert {n: tuple(r.shape) for n, r in found["rows"].items()} == {
+        "1.weight": (2, 10, 4), "3.weight": (2, 5, 8),
+    }  # fmt: skip
+    for seed in (0, 1):
+        weights = trace.weights(seed, 0)
+        outputs = found["rows"]["3.weight"][seed] @ weights["3.weight"].T + weights["3.bias"]
+        torch.testing.assert_close(outputs, found["outputs"][seed])

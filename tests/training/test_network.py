@@ -1,16 +1,13 @@
-"""Several sets of samples at once through S networks, and the choice of samples."""
+"""S networks in one program: gradients of one and several sets of samples, features."""
 
 import copy
-from collections import Counter
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch import nn
 
 from forgetless.methods import Samples
-from forgetless.support.streams import batch
-from forgetless.tangent import chunks
+from forgetless.tangent import Batch, chunks
 from forgetless.tangent.autograd import autograd_check
 from forgetless.tangent.capture import capture
 from forgetless.tangent.evaluation import Evaluation
@@ -20,17 +17,17 @@ from tests.tangent.reference import built, by_loop, random
 SEEDS, SETS, SIZE = 2, 3, 7
 
 
-def network(training: bool) -> Network:
+def network(training: bool, norm: bool = True) -> Network:
     torch.manual_seed(0)
+    norms = [nn.BatchNorm1d(8)] if norm else []
     modules = [
-        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-        for _ in range(SEEDS)
+        nn.Sequential(nn.Linear(6, 8), *norms, nn.ReLU(), nn.Linear(8, 4)) for _ in range(SEEDS)
     ]
     active = torch.tensor([[True, True, False, False], [False, False, True, True]])
     made = Network(
         modules,
         active,
-        is_free=lambda name: name == "3.bias",
+        is_free=lambda name: name in ("2.bias", "3.bias"),
         is_frozen=lambda name: False,
         device=torch.device("cpu"),
         dtype=torch.float64,
@@ -56,9 +53,9 @@ def test_gradients_of_several_sets_at_once_are_those_of_one_after_the_other(trai
     assert all(torch.equal(value, before[name]) for name, value in networks.fixed.items())
 
 
-@pytest.mark.parametrize("remember", [True, False])
+@pytest.mark.parametrize("update", [True, False])
 @pytest.mark.parametrize("training", [True, False])
-def test_gradients_one_seed_after_another_are_those_of_all_at_once(training, remember):
+def test_gradients_one_seed_after_another_are_those_of_all_at_once(training, update):
     found, noted = [], []
     for by_seed in (True, False):
         networks = network(training)
@@ -66,7 +63,7 @@ def test_gradients_one_seed_after_another_are_those_of_all_at_once(training, rem
         torch.manual_seed(1)
         tasks = torch.randint(0, 2, (SEEDS, SIZE))
         samples = Samples(torch.randn(SEEDS, SIZE, 6, dtype=torch.float64), 2 * tasks, tasks)
-        found.append(networks.gradient(samples, remember=remember))
+        found.append(networks.gradient(samples, update_buffers=update))
         noted.append(networks.fixed)
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
     for name, value in noted[0].items():
@@ -96,19 +93,9 @@ def test_a_network_that_cannot_run_several_sets_at_once_runs_them_one_by_one():
         for _ in range(SETS)
     ]  # fmt: skip
     found = networks.gradients(sets)
-    assert not networks.runs_several
+    assert not networks.takes_several_sets
     expected = torch.stack([networks.gradient(samples) for samples in sets], dim=1)
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(("count", "available"), [(2, 4), (2, 3)])  # drawn one by one, shuffled
-def test_every_choice_is_as_likely_as_any_other(count, available):
-    generator = torch.Generator().manual_seed(5)
-    draws = [tuple(batch(count, available, generator).tolist()) for _ in range(6000)]
-    assert all(len(set(draw)) == count for draw in draws)
-    counts = Counter(draws)
-    assert len(counts) == available * (available - 1)
-    assert chisquare(list(counts.values())).pvalue > 0.01
 
 
 def test_samples_show_only_once_how_much_memory_they_take(monkeypatch):
@@ -138,10 +125,8 @@ def test_autograd_confirms_once_how_samples_lie_in_a_chain(chain, monkeypatch):
         "forgetless.tangent.capture.autograd_check",
         lambda *problem: asked.append(len(problem[0])) or autograd_check(*problem),
     )
-    net = network(training=False)
-    assert net.perceptron is not None
-    if not chain:
-        net.perceptron = None
+    net = network(training=False, norm=not chain)
+    assert (net.shortcut is not None) == chain
     labels = torch.randint(0, 4, (SEEDS, SIZE))
     for draw in range(2):
         torch.manual_seed(draw)
@@ -165,7 +150,7 @@ def test_a_layout_is_not_believed_of_layers_in_another_order():
     names = tuple(n for n, _ in model.named_parameters())
     values = {n: p.detach() for n, p in model.named_parameters()}
     x = random(5, 4)
-    problem = Evaluation.at(model, values, names, (x,), {}, lambda out: out, ())
+    problem = Evaluation.at(model, values, names, Batch((x,), {}), lambda out: out)
     first = capture(problem)
     second = capture(problem, frozenset(), first.layout)
     assert first.layout is not None

@@ -1,5 +1,5 @@
 """The command `forgetless`."""
 
-from forgetless.cli.entry import main
+from forgetless.cli.main import main
 
 __all__ = ["main"]

@@ -1,15 +1,20 @@
 """The commands `forgetless list` and `forgetless data`: scenarios, methods, models, datasets."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from forgetless.cli.arguments import DataFolder
+from forgetless.cli.options import DataFolder
+from forgetless.cli.progress import say
 from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
-from forgetless.methods import METHODS
+from forgetless.methods import METHODS, method_class, method_options
+from forgetless.support.errors import ConfigError
+from forgetless.support.plugins import Kind, installed, plugin
 from forgetless.training.models import MODELS
 
 data_app = typer.Typer(
@@ -19,18 +24,47 @@ data_app = typer.Typer(
 )
 
 
-def list_command() -> None:
-    """Show the scenarios, methods and models by name."""
-    console = Console()
-    groups = {
-        "scenarios": SCENARIOS,
-        "methods": {name: method.summary for name, method in METHODS.items()},
-        "models": {name: what for name, (what, _) in MODELS.items()},
-    }
-    for title, entries in groups.items():
-        console.print(f"[bold]{title}[/bold]")
-        for name, what in entries.items():
-            console.print(f"  {name:<24}{what}", highlight=False)
+def list_command(
+    method: Annotated[
+        str | None,
+        typer.Argument(metavar="[METHOD]", help="A method whose options to show instead."),
+    ] = None,
+) -> None:
+    """Show the scenarios, methods and models, built-in and installed ones."""
+    if method is not None:
+        _show_options(method)
+        return
+    _show_group("scenario", SCENARIOS)
+    _show_group("method", {name: of.summary for name, of in METHODS.items()})
+    _show_group("model", {name: what for name, (what, _) in MODELS.items()})
+
+
+def _show_group(kind: Kind, builtin: Mapping[str, str]) -> None:
+    entries = dict(builtin)
+    for name in sorted(installed(kind).keys() - builtin.keys()):
+        try:
+            found = method_class(name) if kind == "method" else plugin(kind, name, builtin)
+            entries[name] = _summary(found)
+        except ConfigError as error:
+            entries[name] = f"cannot be used: {error}"
+    Console().print(f"[bold]{kind}s[/bold]")
+    for name, what in entries.items():
+        say(f"  {name:<24}{what}")
+
+
+def _summary(of: Any) -> str:
+    """A line about a plug-in: its `summary`, or the first line of its docstring."""
+    return str(getattr(of, "summary", "") or (of.__doc__ or "").strip().partition("\n")[0])
+
+
+def _show_options(name: str) -> None:
+    """The options of a method, as --set takes them."""
+    kind = method_class(name)
+    say(f"{kind.name}: {_summary(kind)}")
+    for setting, of in method_options(name).items():
+        default = "required" if of.default is MISSING else f"default: {of.default}"
+        text = of.metadata.get("help", "")
+        say(f"  --set {setting}=…".ljust(32) + f"{text} [{default}]".lstrip())
 
 
 @data_app.callback(invoke_without_command=True)
@@ -39,7 +73,7 @@ def data_command(context: typer.Context, data: DataFolder = None) -> None:
     context.obj = data
     if context.invoked_subcommand is not None:
         return
-    table = Table("dataset", "on disk", "where", "what it is")
+    table = Table("dataset", "on disk", "where", "contents")
     for source in status(data):
         size = f"{source.bytes / 1e6:.0f} MB" if source.bytes else "yes"
         on_disk = size if source.available else "no"
@@ -53,6 +87,6 @@ def fetch_command(
     name: Annotated[str, typer.Argument(help="The dataset.")],
     data: DataFolder = None,
 ) -> None:
-    """Make sure that a dataset is on disk and intact; download it if it is not."""
+    """Check that a dataset is on disk and intact; download it if it is not."""
     where = fetch(name, data or context.obj)
     typer.echo(f"{name} is in {where}")

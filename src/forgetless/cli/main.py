@@ -1,39 +1,38 @@
-"""The command's groups and options; each subcommand is imported only when it is used."""
+"""The command `forgetless`: its subcommands, and one sentence for whatever goes wrong in them."""
 
+import os
+import signal
+import sys
+import warnings
 from importlib import import_module
 from typing import Annotated, Any, final
 
 import typer
 from typer.core import TyperGroup
 
-from forgetless.support.version import __version__
+from forgetless.support import signals
+from forgetless.support.errors import ConfigError, ForgetlessError, ForgetlessWarning, TrainingError
+from forgetless.support.provenance import __version__
 
 # Name → module, attribute (a function or a Typer application) and its line in the help.
 _COMMANDS = {
-    "list": ("catalogue", "list_command", "Show the scenarios, methods and models by name."),
-    "run": (
-        "training",
-        "run_command",
-        "Learn the tasks of SCENARIO with one method and show what was forgotten.",
-    ),
-    "compare": (
-        "training",
-        "compare_command",
-        "Learn the tasks of SCENARIO with several methods and compare the results.",
-    ),
-    "forecast": (
-        "forecast",
-        "forecast_command",
-        "Predict what learning the next task will do to a known one.",
-    ),
-    "report": (
-        "report",
-        "report_command",
-        "Make an HTML page of runs: what was forgotten, when and why.",
-    ),
+    "list": ("catalogue", "list_command", "Show the scenarios, methods and models."),
+    "run": ("training", "run_command", "Train one method on the tasks of SCENARIO."),
+    "compare": ("training", "compare_command", "Train several methods and compare them."),
+    "forecast": ("forecast", "forecast_command", "Predict what learning the next task will do."),
+    "report": ("report", "report_command", "Write an HTML report of runs."),
     "data": ("catalogue", "data_app", "Show which datasets are on disk, or fetch one."),
     "paper": ("paper", "paper_app", "Rebuild the paper's tables, figures and verdicts."),
 }
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
+_STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
+# The base of typer's own errors, wherever the installed version keeps it.
+_UsageError: type[Exception] = next(
+    c
+    for c in typer.BadParameter.__mro__
+    if c.__name__ == "ClickException" and issubclass(c, Exception)
+)
 
 
 @final
@@ -83,3 +82,69 @@ def _root(
         typer.echo(__version__)
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    command = typer.main.get_command(app)
+    for output in (sys.stdout, sys.stderr):  # a terminal without ° shows ? instead
+        if hasattr(output, "reconfigure"):
+            output.reconfigure(errors="replace")
+    with warnings.catch_warnings(), signals.watched(signal.SIGINT, signal.SIGTERM):
+        warnings.simplefilter("always", ForgetlessWarning)
+        warnings.showwarning = _show_warning
+        try:
+            _require_utf8(sys.argv[1:] if arguments is None else arguments)
+            result = command.main(arguments, prog_name="forgetless", standalone_mode=False)
+            # Ctrl-C arrives as a result or as Abort, depending on the version of typer.
+            if result == _INTERRUPTED:
+                raise KeyboardInterrupt
+            sys.stdout.flush()
+            sys.exit(result if isinstance(result, int) else 0)
+        except BrokenPipeError:
+            _leave_closed_pipe()
+        except SystemExit as ended:
+            # rich and typer turn a closed pipe into status 1, which means diverged training here.
+            if isinstance(ended.__context__, BrokenPipeError):
+                _leave_closed_pipe()
+            raise
+        except (KeyboardInterrupt, typer.Abort):
+            number = signals.pending() or signal.SIGINT
+            stopped = _STOPPED[signal.Signals(number)]
+            _fail(f"{stopped}; the same command resumes from what was saved", 128 + number)
+        except TrainingError as error:
+            _fail(str(error), 1)
+        except (ForgetlessError, OSError) as error:
+            _fail(str(error), 2)
+        except _UsageError as error:
+            message = error.format_message()  # type: ignore[attr-defined]
+            _fail(f"{message.rstrip('.')}; --help shows what is accepted", 2)
+
+
+def _require_utf8(arguments: list[str]) -> None:
+    """Reject names that no page, trace or JSON could hold; safetensors cannot open them either."""
+    for text in arguments:
+        given = text.encode("utf-8", "surrogateescape")
+        if given != text.encode("utf-8", "replace"):
+            shown = given.decode("utf-8", "backslashreplace")
+            raise ConfigError(f"{shown} is not valid UTF-8; rename the file or folder")
+
+
+def _leave_closed_pipe() -> None:
+    """Exit quietly: whoever read the output, such as `head`, has seen enough."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, output.fileno())
+    sys.exit(_BROKEN_PIPE)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], *where: Any, **more: Any
+) -> None:
+    """Print the sentence without the place in the code."""
+    print(f"forgetless: {message}", file=sys.stderr)  # noqa: T201
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"forgetless: {sentence}", file=sys.stderr)  # noqa: T201
+    sys.exit(status)

@@ -1,26 +1,162 @@
-"""Command-line options made from the fields of the configuration and of the methods."""
+"""Command-line options: those that commands share, and one for every setting of a run."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import Field
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from forgetless.cli.progress import LOGGERS
 from forgetless.launch.config import Config, describe_default, setting_fields
-from forgetless.methods import METHODS
+from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
+from forgetless.methods import METHODS, method_class, method_options
+from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import flag
+from forgetless.support.plugins import short_name, unknown
+
+ENGINES = ("local", "ray")
+
+Scenario = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="The tasks; `forgetless list` shows all. Or your own, my_file.py:tasks.",
+    ),
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder with datasets.  [default: FORGETLESS_DATA, then the cache]"
+    ),
+]
+MadeBy = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="FILE.py:FUNCTION",
+        help="A function that returns the tasks, the model or both of runs that a script made.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder for the results.  [default: a new one in runs/]"),
+]
+OutPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        help="Folder for the results, or shared storage such as s3://…  "
+        "[default: a new one in runs/]",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="If the run in --out is complete, show its results. An unfinished one is resumed with "
+        "or without this option.",
+    ),
+]
+CheckpointEvery = Annotated[
+    float,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="MINUTES",
+        help="Time between checkpoints within a task; there is one after each task too. 0: none.",
+    ),
+]
+Kept = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        metavar="all|weights|nothing",
+        help="Tensors stored in the trace: weights and the method's memory, weights, or none.",
+    ),
+]
+Analyse = Annotated[
+    bool | None,
+    typer.Option(
+        "--analyse/--no-analyse",
+        help="Analyse from the weights why tasks were forgotten, for the report. "
+        "[default: on digits, where it takes seconds]",
+        show_default=False,
+    ),
+]
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        metavar="NAMES",
+        help=f"Log accuracies to {', '.join(LOGGERS)} (comma-separated).",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of the method, by its name, which `forgetless list METHOD` shows; "
+        "repeat it for several.",
+    ),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="|".join(ENGINES),
+        help="Train on this machine, or on a Ray cluster.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Address of the Ray cluster, such as 10.0.0.1:6379.  [default: RAY_ADDRESS, or a new "
+        "cluster on this machine]",
+    ),
+]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        help="Runs, or groups of a run's seeds, trained at a time, each in a process with its "
+        "share of the threads. With ray: jobs that share a GPU; without GPUs a job takes one "
+        "processor.",
+    ),
+]
+
+
+@contextmanager
+def engine_for(name: str, address: str | None, jobs: int) -> Iterator[Engine]:
+    """The engine that --engine, --address and --jobs ask for."""
+    require(name in ENGINES, "--engine", name, " or ".join(ENGINES))
+    require(jobs >= 1, "--jobs", jobs, "a number of jobs at a time, at least 1")
+    if name == "ray":
+        with closing(Cluster(address, jobs)) as cluster:
+            yield cluster
+        return
+    if address is not None:
+        raise ConfigError(f"--address {address} is of a Ray cluster; add --engine ray")
+    yield InProcess() if jobs == 1 else Processes(jobs)
+
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NAMED = {"budget": "SIZE|auto"}
-_ARGUMENTS = ("scenario", "method")  # given in another way than as an option with a default
+_ARGUMENTS = ("scenario", "method")  # not options with a default
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for every setting of a run.
 
-    The command's own parameters come first; it receives the options that were given, by name, as
-    `settings`. An option that was not given is left to the scenario's preset.
+    The command's own parameters come first; it receives the settings that were given, by name, as
+    `settings`. A setting that was not given is left to the scenario's preset.
     """
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
     options = [
@@ -60,7 +196,7 @@ def _parameter(name: str, of: dict[str, Field[Any]]) -> inspect.Parameter:
 
 
 def _plain(hint: Any) -> Any:
-    """The type that the command line reads: that of a Literal's texts, X for X | None."""
+    """The type that the command line reads: str for a Literal, X for X | None."""
     if get_origin(hint) is Literal:
         return str
     if get_origin(hint) is Union or isinstance(hint, type(int | None)):
@@ -69,9 +205,53 @@ def _plain(hint: Any) -> Any:
 
 
 def _help(of: dict[str, Field[Any]]) -> str:
-    """The help texts of a setting, each with the methods that it is for."""
+    """The help texts of a setting, each with its methods."""
     texts: dict[str, list[str]] = {}
     for method, one in of.items():
         texts.setdefault(one.metadata["help"], []).append(method)
-    said = [t if m == [""] else f"{', '.join(m)}: {t}" for t, m in texts.items()]
-    return " ".join(said)
+    return " ".join(t if m == [""] else f"{', '.join(m)}: {t}" for t, m in texts.items())
+
+
+def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The values of --set by method and option.
+
+    Arguments:
+        texts: each NAME=VALUE; every method that has the option gets the value.
+        methods: names, or plug-ins.
+    """
+    found: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for text in texts:
+        given, equals, value = text.partition("=")
+        name = given.strip().replace("-", "_")
+        require(bool(name and equals), "--set", text, "NAME=VALUE, such as threshold=0.9")
+        takers = [method for method in methods if name in method_options(method)]
+        if not takers:
+            whose = ", ".join(map(short_name, methods))
+            known = dict.fromkeys(option for method in methods for option in method_options(method))
+            raise ConfigError(unknown(f"option of {whose}", name, known))
+        for method in takers:
+            found[method][name] = _parsed(method, name, value.strip())
+    return found
+
+
+def _parsed(method: str, name: str, text: str) -> Any:
+    """The value of a method's option, of the type that its field has."""
+    of = method_options(method)[name]
+    try:
+        hint = get_type_hints(method_class(method)).get(of.name)
+    except NameError:  # of a type that is imported for type checkers only
+        hint = None
+    kind = _plain(hint)
+    if text.lower() == "none" and kind is not hint:
+        return None
+    switches = {"true": True, "yes": True, "false": False, "no": False}
+    if kind is bool:
+        require(text.lower() in switches, f"--set {name}", text, "true or false")
+        return switches[text.lower()]
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            accepted = "a whole number" if kind is int else "a number"
+            raise ConfigError(f"--set {name} must be {accepted}, not {text!r}") from None
+    return text

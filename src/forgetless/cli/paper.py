@@ -1,20 +1,20 @@
-"""The command `forgetless paper`: rebuild the paper's evidence, and say what holds."""
+"""The command `forgetless paper`: rebuild the paper's tables, figures and verdicts."""
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forgetless.cli.board import Board, say
-from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
+from forgetless.cli.options import Address, DataFolder, EngineName, Jobs, engine_for
+from forgetless.cli.progress import Board, say
 from forgetless.launch.config import resolve
-from forgetless.launch.engines import brought_here, is_shared
+from forgetless.launch.engines import is_shared, local_copy
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 
 paper_app = typer.Typer(
@@ -28,14 +28,14 @@ ScaleName = Annotated[
     typer.Option(
         "--scale",
         metavar="full|small",
-        help="The paper's own size, for a GPU; or small, on digits in minutes.",
+        help="The paper's own size, for a GPU; or small: digits, in minutes.",
     ),
 ]
 Runs = Annotated[
     str | None,
     typer.Option(
         "--runs",
-        help="Folder of trained runs, used again, or a shared one such as s3://…  "
+        help="Folder of trained runs to reuse, or shared storage such as s3://…  "
         "[default: runs/paper]",
     ),
 ]
@@ -58,8 +58,8 @@ _SMALL = Path("runs/paper-small")
 
 @paper_app.command("list")
 def list_command() -> None:
-    """Show what can be built."""
-    table = Table("name", "what it is", "in the paper")
+    """Show the tables and figures that can be built."""
+    table = Table("name", "content", "in the paper")
     for name, artefact in ARTEFACTS.items():
         table.add_row(name, artefact.title, artefact.place)
     Console().print(table)
@@ -73,28 +73,28 @@ def build_command(
     scale: ScaleName = "full",
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", help="How many, or which.  [default: 5; small: 2]"),
+        typer.Option("--seeds", help="How many seeds, or which ones.  [default: 5; small: 2]"),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "auto",
     runs: Runs = None,
     results: Results = None,
     page: PageFile = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with datasets.")] = None,
+    data: DataFolder = None,
     train: Annotated[
         bool,
         typer.Option(
             "--train/--no-train",
-            help="Train what is missing, or leave out benchmarks and cells whose runs are missing.",
+            help="Train missing runs, or leave out the benchmarks and cells that need them.",
         ),
     ] = True,
     engine: EngineName = "local",
     address: Address = None,
     jobs: Jobs = 1,
 ) -> None:
-    """Train what is missing, measure, and rebuild the page.
+    """Train missing runs, measure, and rebuild the page.
 
-    Run again after an interruption, it goes on where it was: finished runs are used again, and
-    unfinished ones go on from their checkpoints.
+    After an interruption the same command resumes: finished runs are reused, and unfinished ones
+    continue from their checkpoints.
     """
     size = scale_named(scale)
     if seeds is not None:
@@ -105,12 +105,12 @@ def build_command(
     started = time.perf_counter()
     shared = runs if runs is not None and is_shared(runs) else None
     with (
-        brought_here(shared) if shared else nullcontext(Path(runs or "runs/paper")) as folder,
+        local_copy(shared) if shared else nullcontext(Path(runs or "runs/paper")) as folder,
         engine_for(engine, address, jobs) as place,
-        _Bar(together=place.workers > 1) as bar,
+        _watcher(place.workers) as watch,
     ):
         plan = Plan(size, folder, where, data, device, train, place, shared)
-        build(artefacts, plan, bar)
+        build(artefacts, plan, watch)
         at_a_time = "one job" if place.workers == 1 else f"{place.workers} jobs"
     say(f"Built in {time.perf_counter() - started:.0f} s, {at_a_time} at a time")
     _write(where, file)
@@ -123,7 +123,7 @@ def page_command(scale: ScaleName = "full", results: Results = None, page: PageF
 
 
 def _places(scale: str, results: Path | None, page: Path | None) -> tuple[Path, Path]:
-    """The folder of the results and the page; those of the full scale are never written over."""
+    """The folder of the results and the page; a small build has its own."""
     scale_named(scale)
     small = scale == "small"
     return (
@@ -137,54 +137,18 @@ def _write(results: Path, page: Path) -> None:
     say(f"The page is {page}")
 
 
-@final
-class _Bar:
-    """Where a build is and how long it will take; on a terminal a bar, else a line a run.
+@contextmanager
+def _watcher(workers: int) -> Iterator[Callable[[Stage], None]]:
+    """Show the stages of a build: with several workers their jobs, else how far the build is."""
+    with Board(workers) as board:
 
-    Arguments:
-        together: whether several jobs go on at a time, which then have a board.
-    """
+        def watch(stage: Stage) -> None:
+            if workers == 1:
+                share = stage.done / max(stage.total, 1.0)
+                board.show_stage(stage.what, share, new=stage.fresh)
+            elif stage.event is not None:
+                board(stage.event)
+            else:
+                board.show_stage(stage.what)
 
-    def __init__(self, *, together: bool) -> None:
-        self._console = Console(stderr=True)
-        self._bars = Progress(
-            BarColumn(bar_width=12),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.description}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._bar = self._bars.add_task("", total=1.0)
-        self._started = time.perf_counter()
-        self._board = Board(self._console) if together else None
-
-    def __enter__(self) -> "_Bar":
-        (self._board or self._bars).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        (self._board or self._bars).stop()
-
-    def __call__(self, stage: Stage) -> None:
-        """Show a stage."""
-        if self._board is not None and stage.event is not None:
-            self._board(stage.event)
-            return
-        if self._board is not None:
-            self._board.say(stage.what)
-            return
-        if stage.done == 0:
-            self._started = time.perf_counter()
-            self._bars.reset(self._bar)
-        total = max(stage.total, 1.0)
-        self._bars.update(self._bar, description=stage.what, completed=stage.done, total=total)
-        if stage.fresh and not self._console.is_terminal:
-            self._console.print(self._line(stage), soft_wrap=True, markup=False, highlight=False)
-
-    def _line(self, stage: Stage) -> str:
-        spent = time.perf_counter() - self._started
-        if not 0 < stage.done < stage.total:
-            return stage.what
-        left = spent * (stage.total - stage.done) / stage.done
-        return f"{stage.what}; {spent:.0f} s so far, about {left:.0f} s left"
+        yield watch

@@ -1,7 +1,9 @@
-"""What is seen while a run goes on: a dashboard on standard error, and what loggers write."""
+"""The progress of a command: bars and an accuracy matrix on a terminal, else lines; loggers."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -9,11 +11,12 @@ from typing import Any, Self, final
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from forgetless.launch.engines import Event, Job
 from forgetless.report.loggers import (
     Logger,
     Measurements,
@@ -23,17 +26,16 @@ from forgetless.report.loggers import (
     several,
 )
 from forgetless.support.errors import require
-from forgetless.training.settings import Observer, Progress
+from forgetless.training.settings import Observer
 
-# From low to high accuracy: anchors of the viridis scale, and what can be read on them.
+# From low to high accuracy: anchors of the viridis scale, and a readable text colour on each.
 _COLOURS = (
     ("#440154", "#ffffff"), ("#46327e", "#ffffff"), ("#365c8d", "#ffffff"), ("#277f8e", "#ffffff"),
     ("#1fa187", "#000000"), ("#4ac16d", "#000000"), ("#a0da39", "#000000"), ("#fde725", "#000000"),
 )  # fmt: skip
 _CELL = 4  # characters
 
-_Maker = Callable[[Path, str, Mapping[str, Any]], Logger]
-LOGGERS: dict[str, _Maker] = {
+LOGGERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Logger]] = {
     "tensorboard": lambda folder, name, config: TensorBoardLogger(folder / "tensorboard"),
     "mlflow": lambda folder, name, config: MLflowLogger(name=name, params=config),
     "wandb": lambda folder, name, config: WandbLogger(name=name, folder=folder, config=config),
@@ -48,52 +50,48 @@ def logger_names(log: str) -> list[str]:
     return names
 
 
-@contextmanager
-def watched(title: str, log: str, folder: Path, config: Mapping[str, Any]) -> Iterator[Observer]:
-    """An observer that shows a run on the terminal and hands it to the loggers.
-
-    Arguments:
-        title: of the run, for people and for the loggers.
-        log: their names, comma-separated.
-        folder: of the run; files of the loggers go there.
-        config: its settings.
-    """
-    with ExitStack() as stack:
-        loggers = opened_loggers(stack, title, log, folder, config)
-        yield several(stack.enter_context(Dashboard(title)), *loggers)
-
-
-def opened_loggers(
-    stack: ExitStack, title: str, log: str, folder: Path, config: Mapping[str, Any]
-) -> list[Logger]:
-    """The loggers of a run, to be closed with the stack."""
-    return [stack.enter_context(LOGGERS[n](folder, title, config)) for n in logger_names(log)]
+def say(text: str, console: Console | None = None) -> None:
+    """Print a line for people; on standard output by default."""
+    (console or Console()).print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 @final
-class Dashboard:
-    """One run while it goes on: where it is, how long it will take, and its accuracy matrix.
+class Board:
+    """A watcher of jobs that shows them, and passes their progress to loggers.
 
-    For terminals only. At the end the matrix makes room and the bar stays.
+    On a terminal it is a row for each worker, a bar for all jobs if there are several, and for a
+    single worker the accuracy matrix of its run. Elsewhere it is a line for each event; a single
+    worker is silent there.
 
     Arguments:
-        title: of the run.
+        workers: how many jobs run at a time.
+        log: names of loggers, comma-separated.
         console: where to; standard error by default.
     """
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, workers: int = 1, log: str = "", console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
+        self._workers = workers
+        self._log = logger_names(log)
+        self._loggers: dict[Path, tuple[ExitStack, Observer]] = {}  # by the folder of the run
+        self._unfinished = Counter[Path]()  # jobs of each run
         self._measurements = Measurements()
         self._bars = Bars(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=12),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[where]}"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[where]}", markup=False),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self._console,
         )
-        self._bar = self._bars.add_task(title, total=1.0, where="")
         self._live = Live(self._bars, console=self._console, refresh_per_second=4)
+        self._all = self._bars.add_task("all", total=1.0, where="", visible=False)
+        self._rows: dict[str, TaskID] = {}
+        self._shares: dict[Job, float] = {}  # how much of each job is done
+        self._begun: dict[Job, float] = {}
+        self._over = 0
+        self._started = time.monotonic()
+        self._resumed = 0.0  # work that was done already in jobs that were resumed
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -109,21 +107,127 @@ class Dashboard:
         if self._live.is_started:
             self._live.update(self._bars)
             self._live.stop()
+        with ExitStack() as stack:
+            for opened, _ in self._loggers.values():
+                stack.push(opened)
 
-    def __call__(self, progress: Progress) -> None:
-        """Show the progress of the run."""
-        seeds = ",".join(map(str, progress.seeds))
-        where = f"seed {seeds} task {progress.task}/{progress.tasks}"
-        where += f" epoch {progress.epoch}/{progress.epochs}"
-        if progress.accuracy is not None:
-            where += f" accuracy {progress.accuracy:.1f}"
-        self._bars.update(self._bar, completed=progress.done, where=where)
-        new = list(self._measurements.new(progress))
-        if new and self._live.is_started:
-            self._live.update(Group(self._matrix(), self._bars))
+    def show_stage(self, what: str, share: float | None = None, *, new: bool = True) -> None:
+        """Show a stage of the command that is not a job.
+
+        Arguments:
+            what: the stage, for people.
+            share: how much of all stages is done, if that is known.
+            new: whether it has just begun.
+        """
+        if share == 0:
+            self._started = time.monotonic()
+        self._bars.update(self._all, completed=share, visible=True, where=what)
+        if new and not self._console.is_terminal:
+            say(what + self._time(share or 0.0, 0.0), self._console)
+
+    def __call__(self, event: Event) -> None:
+        """Show an event of a job."""
+        job, folder = event.job, event.job.order.folder
+        if event.kind == "queued":
+            if self._over == len(self._shares):  # all before it are over: another round
+                self._restart()
+            self._shares[job] = 0.0
+            self._unfinished[folder] += 1
+            return
+        if event.kind == "begun":
+            self._begun.setdefault(job, time.monotonic())
+            self._measurements = Measurements()
+            self._open_loggers(job)
+        elif event.progress is not None:
+            self._advance(job, event.progress.done)
+            self._loggers[folder][1](event.progress)
+        elif event.kind in ("finished", "failed"):
+            self._over += 1
+            self._unfinished[folder] -= 1
+            self._advance(job, 1.0)
+            if not self._unfinished[folder] and folder in self._loggers:
+                self._loggers.pop(folder)[0].close()
+        self._show(event)
+        if event.kind != "progress" and self._workers > 1 and not self._console.is_terminal:
+            say(self._line(event), self._console)
+
+    def _restart(self) -> None:
+        self._shares.clear()
+        self._begun.clear()
+        self._over, self._resumed, self._started = 0, 0.0, time.monotonic()
+
+    def _open_loggers(self, job: Job) -> None:
+        order = job.order
+        if order.folder not in self._loggers:
+            stack, config = ExitStack(), order.config.as_dict()
+            makers = [LOGGERS[name] for name in self._log]
+            opened = [stack.enter_context(m(order.folder, order.name, config)) for m in makers]
+            self._loggers[order.folder] = stack, several(*opened)
+
+    def _advance(self, job: Job, done: float) -> None:
+        stages = job.order.config.tasks * job.order.config.epochs
+        if self._shares[job] == 0.0 and done > 1.5 / max(1, stages):
+            self._resumed += done * job.size
+        self._shares[job] = max(done, self._shares[job])
+
+    def _share(self) -> float:
+        done = sum(share * job.size for job, share in self._shares.items())
+        return done / sum(job.size for job in self._shares)
+
+    def _show(self, event: Event) -> None:
+        where = f"{self._over} of {len(self._shares)} jobs{self._time_of_jobs()}"
+        several_jobs = len(self._shares) > 1
+        self._bars.update(self._all, completed=self._share(), where=where, visible=several_jobs)
+        row = event.worker or event.job.name
+        if row not in self._rows:
+            name = event.job.name if event.worker else ""
+            self._rows[row] = self._bars.add_task(row, total=1.0, where=name)
+        if event.worker and event.kind in ("retried", "finished", "failed"):
+            self._bars.remove_task(self._rows.pop(row))
+            return
+        fields: dict[str, Any] = {}
+        if event.progress is not None:
+            p = event.progress
+            where = event.job.name if event.worker else f"seed {','.join(map(str, p.seeds))}"
+            where += f" task {p.task}/{p.tasks} epoch {p.epoch}/{p.epochs}"
+            if p.accuracy is not None:
+                where += f" accuracy {p.accuracy:.1f}"
+            fields = {"where": where}
+        self._bars.update(self._rows[row], completed=self._shares[event.job], **fields)
+        if self._workers == 1 and self._live.is_started:
+            new = event.progress is not None and list(self._measurements.new(event.progress))
+            if new:
+                self._live.update(Group(self._matrix(), self._bars))
+            elif event.kind in ("finished", "failed"):
+                self._live.update(self._bars)
+
+    def _line(self, event: Event) -> str:
+        name, where = event.job.name, f" on {event.worker}" if event.worker else ""
+        if event.kind == "begun":
+            return f"{name} begins{where}"
+        if event.kind == "retried":
+            return f"{name}{where}: {event.message}"
+        if event.kind == "failed":
+            return f"{name} failed: {event.message}"
+        seconds = time.monotonic() - self._begun.get(event.job, self._started)
+        count = f"{self._over} of {len(self._shares)} jobs done"
+        return f"{name} finished{where} in {seconds:.0f} s; {count}{self._time_of_jobs()}"
+
+    def _time_of_jobs(self) -> str:
+        if self._over == len(self._shares):
+            return f", {time.monotonic() - self._started:.0f} s in all"
+        return self._time(self._share(), self._resumed / sum(job.size for job in self._shares))
+
+    def _time(self, share: float, resumed: float) -> str:
+        """The seconds spent and left, at the pace of what this command did itself."""
+        if not 0 < share < 1 or share <= resumed:
+            return ""
+        spent = time.monotonic() - self._started
+        left = spent * (1 - share) / (share - resumed)
+        return f", {spent:.0f} s so far, about {left:.0f} s left"
 
     def _matrix(self) -> Table:
-        """Accuracy after each task on each task, as far as the terminal is wide and high."""
+        """Accuracy after each task on each task, as far as the terminal has room."""
         matrix = self._measurements.mean
         learned = int(np.isfinite(matrix).any(axis=1).sum())
         columns = min(len(matrix), max(1, (self._console.width - 14) // _CELL))

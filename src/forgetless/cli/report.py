@@ -1,4 +1,4 @@
-"""The command `forgetless report`: runs as a page to look at."""
+"""The command `forgetless report`: an HTML page of runs."""
 
 import shlex
 import webbrowser
@@ -9,8 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from forgetless.cli.options import DataFolder, MadeBy
+from forgetless.cli.progress import say
+from forgetless.launch.rebuild import Made, load_made
 from forgetless.report.analysis import Analysis, analysed, known_analysis
-from forgetless.report.comparison import Comparison, Entry, compare, find_traces
+from forgetless.report.comparison import Entry, compare, find_traces
 from forgetless.report.page import headline, write_page
 from forgetless.support.errors import ForgetlessError, TraceError
 from forgetless.trace import Trace
@@ -20,7 +23,7 @@ PAGE = "report.html"
 
 def report_command(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Folders of runs, or folders of those.")
+        list[Path], typer.Argument(metavar="DIR…", help="Folders of runs, or their parents.")
     ],
     out: Annotated[
         Path | None,
@@ -28,22 +31,36 @@ def report_command(
     ] = None,
     analyse: Annotated[
         bool,
-        typer.Option("--analyse", help="Find out why, from the weights; kept for the next time."),
+        typer.Option(
+            "--analyse", help="Analyse from the weights why tasks were forgotten; cached in DIR."
+        ),
     ] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with datasets.")] = None,
+    made_by: MadeBy = "",
+    data: DataFolder = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Make one HTML page of runs: what was forgotten and when, why, and what to do about it.
+    """Write an HTML report of runs: what was forgotten and when, why, and what to do about it.
 
     The page is a single file that opens without a network.
     """
-    traces = find_traces(folders)
+    traces, broken = find_traces(folders)
     words = ["forgetless", "report", *map(str, folders)] + (["--analyse"] if analyse else [])
+    if made_by:  # analysed too: there is no other use for it
+        words += ["--from", made_by]
     page = out if out is not None else folders[0] / PAGE
     if page.is_dir():
         raise TraceError(f"--out {page} must be a file, and is a folder")
-    sentences = make_report(traces, page, analyse=analyse, data=data, command=shlex.join(words))
-    say_page(page, sentences)
+    given = load_made(made_by) if made_by else (None, None)
+    sentences = make_report(
+        traces,
+        page,
+        analyse=analyse or bool(made_by),
+        given=given,
+        data=data,
+        command=shlex.join(words),
+        broken=broken,
+    )
+    say_report(page, sentences)
     if open_it:
         webbrowser.open(page.resolve().as_uri())
 
@@ -53,52 +70,59 @@ def make_report(
     page: Path,
     *,
     analyse: bool = False,
+    given: Made = (None, None),
     data: Path | None = None,
     command: str = "",
+    broken: Sequence[str] = (),
 ) -> list[str]:
-    """Write the page of some runs; gives what it says in words, and what could not be analysed."""
+    """Write the page of some runs, even if an analysis is interrupted.
+
+    Arguments:
+        given: tasks and model of the runs that a script made.
+
+    Returns:
+        its headlines, and a sentence for each run that could not be analysed or read.
+    """
     comparisons = compare(traces)
-    console = Console(stderr=True)
     failures: list[str] = []
-    with console.status("report") as status:
-        analyses = []
-        for comparison in comparisons:
-            found: dict[str, Analysis] = {}
-            for entry in comparison.entries:
-                if analyse:
-                    status.update(f"why did {entry.label} forget?")
-                known = _reasons(entry, analyse, data, failures)
-                if known is not None:
-                    found[entry.label] = known
-            analyses.append(found)
-        write_page(comparisons, page, analyses, command=command)
-    return [*_sentences(comparisons), *failures]
+    analyses: list[dict[str, Analysis]] = [{} for _ in comparisons]
+    try:
+        with Console(stderr=True).status("report") as status:
+            for comparison, found in zip(comparisons, analyses, strict=True):
+                for entry in comparison.entries:
+                    if analyse:
+                        status.update(f"why did {entry.label} forget?")
+                    known = _analysis(entry, analyse, given, data, failures)
+                    if known is not None:
+                        found[entry.label] = known
+    finally:
+        write_page(comparisons, page, analyses, command=command, broken=broken)
+    one = len(comparisons) == 1
+    headlines = [headline(c) if one else f"{c.title}: {headline(c)}" for c in comparisons]
+    return [*headlines, *failures, *(f"Left out: {sentence}" for sentence in broken)]
 
 
-def say_page(page: Path, sentences: Sequence[str] = ()) -> None:
-    """Tell what the page says, and where it is, on a line of its own."""
+def say_report(page: Path, sentences: Sequence[str] = ()) -> None:
+    """Print the headlines of a page, and where it is."""
     for line in (*sentences, f"The report is {page}"):
-        Console().print(line, soft_wrap=True, markup=False, highlight=False)
+        say(line)
 
 
-def _reasons(
-    entry: Entry, analyse: bool, data: Path | None, failures: list[str]
+def _analysis(
+    entry: Entry, analyse: bool, given: Made, data: Path | None, failures: list[str]
 ) -> Analysis | None:
-    """The analysis of the first part of an entry that has one, or can have one."""
+    """The analysis of the first trace of an entry that has one, or else a new one if asked."""
     for part in entry.parts:
         known = known_analysis(part)
         if known is not None:
             return known
     if not analyse:
         return None
+    trace = entry.parts[0]
+    tasks = given[0] if "scenario_from" in trace.config else None
+    model = given[1] if "model_from" in trace.config else None
     try:
-        return analysed(entry.parts[0], data=data)
+        return analysed(trace, tasks=tasks, model=model, data=data)
     except ForgetlessError as error:
         failures.append(f"{entry.label} could not be analysed: {error}")
         return None
-
-
-def _sentences(comparisons: Sequence[Comparison]) -> list[str]:
-    if len(comparisons) == 1:
-        return [headline(comparisons[0])]
-    return [f"{c.scenario}: {headline(c)}" for c in comparisons]

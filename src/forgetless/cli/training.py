@@ -3,19 +3,21 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from forgetless.cli.arguments import (
+from forgetless.cli.options import (
+    Address,
     Analyse,
     CheckpointEvery,
     DataFolder,
+    EngineName,
+    Jobs,
     Json,
     Kept,
     Log,
@@ -24,38 +26,50 @@ from forgetless.cli.arguments import (
     Overwrite,
     Resume,
     Scenario,
+    Set,
+    engine_for,
+    values_to_set,
+    with_config_options,
 )
-from forgetless.cli.board import say
-from forgetless.cli.engine import Address, EngineName, Jobs, engine_for
-from forgetless.cli.options import with_config_options
-from forgetless.cli.progress import logger_names
-from forgetless.cli.report import PAGE, make_report, say_page
-from forgetless.cli.views import view_of
+from forgetless.cli.progress import Board, logger_names, say
+from forgetless.cli.report import PAGE, make_report, say_report
+from forgetless.data import build_scenario
 from forgetless.launch.config import Config, refuse_unused, resolve
 from forgetless.launch.engines import (
     Engine,
     InProcess,
     Order,
-    brought_here,
-    collect,
+    download,
+    download_state,
     is_shared,
-    pull,
-    put_files,
-    shown,
+    local_copy,
     train,
+    upload,
+    without_password,
 )
-from forgetless.launch.runs import COMPARISON, check_names, output_folder, standing
+from forgetless.launch.rebuild import Made
+from forgetless.launch.runs import COMPARISON, check_names, output_folder
 from forgetless.report import comparison_table, task_table
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.errors import ForgetlessError, require
 from forgetless.support.files import write_atomically
-from forgetless.trace import Trace, load_trace
+from forgetless.support.plugins import is_in_file, short_name
+from forgetless.trace import RunStatus, Trace, load_trace
+from forgetless.training.models import ModelFactory
+
+_METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
 
 
 @with_config_options
 def run_command(
     scenario: Scenario,
-    method: Annotated[str, typer.Option("--method", help="What is done against forgetting.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method", help="The method against forgetting. Or your own, my_file.py:GPM."
+        ),
+    ],
+    to_set: Set = None,
     data: DataFolder = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -67,16 +81,16 @@ def run_command(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Learn the tasks of SCENARIO with one method and show what was forgotten."""
-    config = resolve(scenario, method, **settings)
-    refuse_unused([config], settings)
-    _check(config, keep, checkpoint_every, log)
+    """Train one method on the tasks of SCENARIO and show what was forgotten."""
+    own = values_to_set(to_set or [], [method])
+    config = resolve(scenario, method, own[method], **settings)
     parts = {".": config}
-    name = f"{scenario}-{method}"
-    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as folder:
-        order = _order(config, folder, data, keep, checkpoint_every, overwrite)
-        (trace,) = _traces([order], InProcess(), log)
-        picture = _save_picture([trace], folder)
+    _check(parts, settings, keep, checkpoint_every, log)
+    name = config.title.replace(" ", "-")
+    with output_folder(out, name, parts, overwrite=overwrite, resume=resume) as (folder, states):
+        orders = _orders(parts, folder, data, keep, checkpoint_every, states)
+        (trace,) = _traces(orders, states.values(), InProcess(), log)
+        picture = save(accuracy_matrices([trace]), folder / "accuracy.png")
         make_report([trace], folder / PAGE)
     if as_json:
         typer.echo(json.dumps(trace.summary(), allow_nan=False))
@@ -84,16 +98,24 @@ def run_command(
     console = Console()
     console.print(task_table(trace))
     console.print(comparison_table([trace]))
-    _say_where(folder, picture)
-    say_page(folder / PAGE)
+    say(f"Results are in {folder}; a picture of what was forgotten is {picture}")
+    say_report(folder / PAGE)
 
 
 @with_config_options
 def compare_command(
     scenario: Scenario,
     methods: Annotated[
-        str, typer.Option("--methods", help="Several methods, comma-separated.")
-    ] = "sgd,ewc,a-gem,ogd,pca-ogd",
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            "--method",
+            metavar="NAMES",
+            help="Methods, comma-separated or repeated. Or your own, my_file.py:GPM.  "
+            f"[default: {_METHODS}]",
+        ),
+    ] = None,
+    to_set: Set = None,
     data: DataFolder = None,
     out: OutPlace = None,
     overwrite: Overwrite = False,
@@ -109,113 +131,145 @@ def compare_command(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Learn the tasks of SCENARIO with several methods and put the results side by side."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    distinct = bool(names) and len(set(names)) == len(names)
-    require(distinct, "--methods", methods, "one or more different methods, comma-separated")
-    configs = [resolve(scenario, name, **settings) for name in names]
-    refuse_unused(configs, settings)
-    for config in configs:
-        _check(config, keep, checkpoint_every, log)
+    """Train several methods on the tasks of SCENARIO and show the results side by side."""
+    listed = ",".join(methods or [_METHODS])
+    chosen_methods = [name.strip() for name in listed.split(",") if name.strip()]
+    own = values_to_set(to_set or [], chosen_methods)
+    configs = [resolve(scenario, name, own[name], **settings) for name in chosen_methods]
+    parts = {config.method_name: config for config in configs}
+    distinct = bool(parts) and len(parts) == len(configs)
+    require(distinct, "--methods", listed, "one or more different methods, comma-separated")
+    _check(parts, settings, keep, checkpoint_every, log)
     started = time.perf_counter()
-    traces: list[Trace] = []
-    parts = {config.method: config for config in configs}
-    shared = out if out is not None and is_shared(out) else None
+    shared = out.rstrip("/") if out is not None and is_shared(out) else None
     with ExitStack() as stack:
-        where = stack.enter_context(brought_here(shared)) if shared else Path(out) if out else None
-        at = where or Path()
-        orders = {
-            part: _order(config, at / part, data, keep, checkpoint_every, overwrite, shared)
-            for part, config in parts.items()
-        }
-        if shared and not overwrite:
-            for order in orders.values():
-                pull(order)
-        name = f"{scenario}-compare"
+        where = stack.enter_context(local_copy(shared)) if shared else Path(out) if out else None
+        if shared and where and not overwrite:
+            for part in parts:
+                download_state(f"{shared}/{part}", where / part)
         options = {"overwrite": overwrite, "resume": resume}
-        folder = stack.enter_context(output_folder(where, name, parts, **options))
+        folder, states = stack.enter_context(
+            output_folder(where, f"{short_name(scenario)}-compare", parts, **options)
+        )
         chosen = stack.enter_context(engine_for(engine, address, jobs))
-        runs = [replace(order, folder=folder / part) for part, order in orders.items()]
+        orders = _orders(parts, folder, data, keep, checkpoint_every, states, shared)
         if engine == "local":  # elsewhere the data may be where the workers are
-            done = [not overwrite and standing(r.folder, r.config) == "complete" for r in runs]
-            coming = [r.config for r, is_done in zip(runs, done, strict=True) if not is_done]
-            check_names(coming, data)
+            check_names([c for part, c in parts.items() if states[part].kind != "complete"], data)
+        traces: list[Trace] = []
+        finished = False
         try:
-            for trace in _traces(runs, chosen, log):
+            for trace in _traces(orders, states.values(), chosen, log):
                 traces.append(trace)
+            finished = True
         finally:
-            if traces:  # what was finished is kept, whatever stopped the rest
-                traces.sort(key=lambda trace: names.index(trace.method))
-                picture = _save_picture(traces, folder)
-                make_report(traces, folder / PAGE)
+            if traces:  # whatever stopped the rest
+                traces.sort(key=lambda trace: [*parts].index(trace.method))
+                picture = save(accuracy_matrices(traces), folder / "accuracy.png")
                 summaries = [_summary(trace, shared) for trace in traces]
                 text = json.dumps(summaries, indent=1, allow_nan=False)
                 write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
-                if shared:
-                    put_files(folder, shared, (picture.name, PAGE, COMPARISON))
                 if not as_json:
                     Console().print(comparison_table(traces))
-        if chosen.workers > 1 and not as_json:
-            seconds = time.perf_counter() - started
-            say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
-        wanted = scenario.endswith("-digits") and keep == "all" if analyse is None else analyse
-        sentences = make_report(traces, folder / PAGE, analyse=wanted, data=data)
-        if shared:
-            put_files(folder, shared, (PAGE,))
+                if finished and chosen.workers > 1 and not as_json:
+                    seconds = time.perf_counter() - started
+                    say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
+                by_default = scenario.endswith("-digits") and keep == "all"
+                wanted = finished and (by_default if analyse is None else analyse)
+                try:
+                    sentences = make_report(
+                        traces,
+                        folder / PAGE,
+                        analyse=wanted,
+                        given=_made(configs[0], data),
+                        data=data,
+                    )
+                finally:
+                    if shared:
+                        upload(folder, shared, (picture.name, PAGE, COMPARISON))
         if as_json:
             typer.echo(json.dumps(summaries, allow_nan=False))
-            return
-        if shared:
-            say(f"Results, the picture {picture.name} and the report {PAGE} are in {shown(shared)}")
-            return
-    _say_where(folder, picture)
-    say_page(folder / PAGE, sentences)
+        elif shared:
+            place = without_password(shared)
+            say(f"Results, the picture {picture.name} and the report {PAGE} are in {place}")
+        else:
+            say(f"Results are in {folder}; a picture of what was forgotten is {picture}")
+            say_report(folder / PAGE, sentences)
 
 
-def _check(config: Config, keep: str, every: float, log: str) -> None:
-    """Find what is wrong with the settings before anything is loaded, made or written."""
+def _check(
+    parts: Mapping[str, Config], settings: dict[str, Any], keep: str, every: float, log: str
+) -> None:
+    """Reject wrong settings before anything is loaded, made or written."""
+    configs = list(parts.values())
+    refuse_unused(configs, settings)
     require(0 <= every < math.inf, "--checkpoint-every", every, "a number of minutes, 0 for never")
     require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
     logger_names(log)
-    config.seed_list()
-    config.build_method()
+    configs[0].seed_list()
 
 
-def _order(
-    config: Config,
+def _orders(
+    parts: Mapping[str, Config],
     folder: Path,
     data: Path | None,
     keep: Any,
     every: float,
-    overwrite: bool,
+    states: Mapping[str, RunStatus],
     shared: str | None = None,
-) -> Order:
-    name = f"{config.scenario} {config.method}"
-    storage = f"{shared.rstrip('/')}/{config.method}" if shared else None
-    return Order(name, config, folder, data, keep, every, fresh=overwrite, storage=storage)
+) -> list[Order]:
+    return [
+        Order(
+            config.title,
+            config,
+            folder / part,
+            data,
+            keep,
+            every,
+            resume=states[part].kind == "unfinished",
+            storage=f"{shared}/{part}" if shared else None,
+        )
+        for part, config in parts.items()
+    ]
+
+
+def _made(config: Config, data: Path | None) -> Made:
+    """The tasks and the model that a report cannot make again from a trace: those in files."""
+    tasks = model = None
+    if is_in_file(config.scenario) or is_in_file(config.model):
+        tasks = build_scenario(config.scenario, config, data)
+        model = ModelFactory(config, tasks.input_shape, tasks.n_outputs)
+    return (
+        tasks if is_in_file(config.scenario) else None,
+        model if is_in_file(config.model) else None,
+    )
 
 
 def _summary(trace: Trace, shared: str | None) -> dict[str, Any]:
-    """What `--json` says of a run, with the place where others find it."""
-    out = {"out": f"{shown(shared)}/{trace.method}"} if shared else {}
+    """The entry of a run in `--json`, with the place where others find it."""
+    out = {"out": f"{without_password(shared)}/{trace.method}"} if shared else {}
     return trace.summary() | out
 
 
-def _traces(orders: Sequence[Order], engine: Engine, log: str) -> Iterator[Trace]:
-    """The runs, trained where they are not complete.
+def _traces(
+    orders: Sequence[Order], states: Iterable[RunStatus], engine: Engine, log: str
+) -> Iterator[Trace]:
+    """The traces of runs, trained where they are not complete.
 
-    One that breaks ends the command: at once, or where several go on at a time after the others.
+    The first failure ends the command: at once, or with several workers after the other runs.
     """
     failures: list[ForgetlessError] = []
     missing = []
-    for order in orders:
-        if not order.fresh and standing(order.folder, order.config) == "complete":
+    for order, state in zip(orders, states, strict=True):
+        if state.kind == "complete":
             if order.storage is not None:
-                collect(order)
+                download(order.storage, order.folder)
             yield load_trace(order.folder)
         else:
             missing.append(order)
-    with view_of(engine, log) as view, closing(train(missing, engine, view)) as finished:
+    with (
+        Board(engine.workers, log) as board,
+        closing(train(missing, engine, board)) as finished,
+    ):
         for order, error in finished:
             if error is None:
                 yield load_trace(order.folder)
@@ -225,11 +279,3 @@ def _traces(orders: Sequence[Order], engine: Engine, log: str) -> Iterator[Trace
                 failures.append(error)
     if failures:
         raise failures[0]
-
-
-def _save_picture(traces: list[Trace], folder: Path) -> Path:
-    return save(accuracy_matrices(traces), folder / "accuracy.png")
-
-
-def _say_where(folder: Path, picture: Path) -> None:
-    say(f"Results are in {folder}; a picture of what was forgotten is {picture}")

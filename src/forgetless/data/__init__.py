@@ -1,26 +1,33 @@
 """Files to tensors (sources) and tensors to tasks (scenarios)."""
 
+from forgetless.data.catalogue import SOURCES
 from forgetless.data.scenarios import (
     SCENARIOS,
     ScenarioOptions,
     build_scenario,
     grows_with_tasks,
+    scenario_defaults,
+    scenario_settings,
     unused_by_scenario,
 )
-from forgetless.data.sources import SOURCES, ImageSet, load_source
-from forgetless.data.tasks import Scenario, Split, Task, TensorScenario
+from forgetless.data.sources import ImageSet, load_source
+from forgetless.data.tasks import SETTINGS, Scenario, Setting, Split, Task, TensorScenario
 
 __all__ = [
     "SCENARIOS",
+    "SETTINGS",
     "SOURCES",
     "ImageSet",
     "Scenario",
     "ScenarioOptions",
+    "Setting",
     "Split",
     "Task",
     "TensorScenario",
     "build_scenario",
     "grows_with_tasks",
     "load_source",
+    "scenario_defaults",
+    "scenario_settings",
     "unused_by_scenario",
 ]

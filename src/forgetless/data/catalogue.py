@@ -1,6 +1,5 @@
-"""The datasets that can be loaded: how each may lie in a folder, and where it is published."""
+"""The datasets: how their files may lie in a folder, and where they are published."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,24 +11,29 @@ from torch import Tensor
 
 from forgetless.data import cifar
 from forgetless.data.fetch import Origin, WebMirror, Wheel
-from forgetless.data.files import IdxFile, check_labels, exists, read_idx, sha256_of
+from forgetless.data.files import (
+    DamagedFileError,
+    IdxFile,
+    check_labels,
+    exists,
+    read_idx,
+    sha256_of,
+)
 from forgetless.support.errors import DataError
 
-LabelledImages = tuple[
-    Tensor, Tensor
-]  # images (n, channels, height, width) uint8, labels (n,) int64
-Reader = Callable[
-    [Sequence[Path]], Sequence[LabelledImages]
-]  # gives the training and the test split
+# Images (n, channels, height, width) uint8, labels (n,) int64.
+LabelledImages = tuple[Tensor, Tensor]
+# Returns the training and the test split.
+Reader = Callable[[Sequence[Path]], Sequence[LabelledImages]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class DatasetLayout:
     """One way a dataset may lie in a folder.
 
-    `folder` is relative to the root ("" is the root itself); `files` has, for each file that is
-    needed, the names it may have; `read` verifies and reads the files found, in that order. A
-    file whose SHA-256 is in `foreign` belongs to another dataset with the same file names.
+    `folder` is relative to the root ("" is the root itself); `files` has, for each file needed,
+    its possible names; `read` verifies and reads the files found, in that order. A file whose
+    SHA-256 is in `foreign` belongs to another dataset with the same file names.
     """
 
     folder: str
@@ -38,14 +42,14 @@ class Layout:
     foreign: frozenset[str] = frozenset()
 
     def present(self, root: Path) -> list[Path | None]:
-        """For each file that is needed, where it is under the root, or None."""
-        return [self._first(root / self.folder, names) for names in self.files]
+        """The path of each file needed, None where it is missing."""
+        return [
+            next((path for name in names if self._has(path := root / self.folder / name)), None)
+            for names in self.files
+        ]
 
-    def _first(self, folder: Path, names: tuple[str, ...]) -> Path | None:
-        for path in (folder / name for name in names):
-            if exists(path) and not (self.foreign and sha256_of(path) in self.foreign):
-                return path
-        return None
+    def _has(self, path: Path) -> bool:
+        return exists(path) and not (self.foreign and sha256_of(path) in self.foreign)
 
 
 @dataclass(frozen=True)
@@ -54,85 +58,68 @@ class Found:
 
     folder: Path
     paths: tuple[Path, ...]
-    read_paths: Reader
+    reader: Reader
 
     def read(self) -> Sequence[LabelledImages]:
         """Verify the files and read them into the training and the test split."""
-        return self.read_paths(self.paths)
-
-    def n_bytes(self) -> int:
-        """The size of the files on disk."""
-        return sum(path.stat().st_size for path in self.paths)
-
-
-def find(layouts: Sequence[Layout], root: Path) -> Found | None:
-    """The first layout whose files are all there under the root."""
-    for layout in layouts:
-        paths = tuple(path for path in layout.present(root) if path is not None)
-        if len(paths) == len(layout.files):
-            return Found(root / layout.folder, paths, layout.read)
-    return None
-
-
-def refuse_incomplete(layouts: Sequence[Layout], root: Path) -> None:
-    """Refuse a folder made for the dataset in which only some of its files are.
-
-    The root itself may hold anything, so that a few files there with the right names do not
-    count as the user's own copy of the dataset.
-    """
-    for layout in layouts:
-        present = layout.present(root) if layout.folder else []
-        missing = [names[0] for names, path in zip(layout.files, present) if path is None]
-        if missing and len(missing) < len(layout.files):
-            raise DataError(f"{root / layout.folder} is incomplete: {', '.join(missing)} missing")
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """A dataset that comes inside an installed package: its file there, and how to load it."""
-
-    package: str
-    module: str
-    file: str
-    load: Callable[[], Sequence[LabelledImages]]
-
-    def path(self, name: str) -> Path:
-        """The file inside the package, found without importing it."""
-        found = importlib.util.find_spec(self.module)
-        if found is None or found.origin is None:
-            raise DataError(f"{name} comes with {self.package}, which is not installed")
-        return Path(found.origin).parent / self.file
+        return self.reader(self.paths)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset and everything that is needed to find, verify, fetch and read it.
+    """A dataset: how to find, download and read it.
 
-    `layouts` are the ways it may lie in a folder, `origins` the places to download it from, into
-    a folder that has the source's name. An embedded source has neither.
+    Arguments:
+        name: its name, also that of the folder it is downloaded into.
+        description: one line for lists.
+        n_classes: how many labels it has.
+        layouts: the ways it may lie in a folder.
+        origins: the places to download it from.
+        package: the distribution and the module of an installed package that contains it.
     """
 
     name: str
     description: str
     n_classes: int
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[DatasetLayout, ...]
     origins: tuple[Origin, ...] = ()
-    embedded: Embedded | None = None
+    package: tuple[str, str] | None = None
+
+    def find(self, roots: Sequence[Path]) -> Found | None:
+        """The first complete layout under the roots."""
+        for root in roots:
+            for layout in self.layouts:
+                paths = tuple(path for path in layout.present(root) if path is not None)
+                if len(paths) == len(layout.files):
+                    return Found(root / layout.folder, paths, layout.read)
+        return None
+
+    def reject_incomplete(self, root: Path) -> None:
+        """Reject a folder of the dataset that has only some of its files.
+
+        Files in the root itself may belong to anything, so they do not count.
+        """
+        for layout in self.layouts:
+            present = layout.present(root) if layout.folder else []
+            missing = [names[0] for names, path in zip(layout.files, present) if path is None]
+            if missing and len(missing) < len(layout.files):
+                folder, names = root / layout.folder, ", ".join(missing)
+                raise DataError(f"{folder} is incomplete: {names} missing")
 
 
-def _load_digits() -> list[LabelledImages]:
-    """The 8x8 digits of scikit-learn; every fifth image in file order is for testing."""
+def _read_digits(paths: Sequence[Path]) -> list[LabelledImages]:
+    """The 8×8 digits of scikit-learn; every fifth image in file order is for testing."""
     try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError("digits comes with scikit-learn, which is not installed") from error
-    pixels, labels = load_digits(return_X_y=True)
-    if pixels.shape != (1797, 64) or pixels.min() < 0 or pixels.max() > 16:
-        raise DataError("scikit-learn's digits are not the 1797 images of 64 values 0..16")
-    images = torch.from_numpy(np.rint(pixels * 255 / 16).astype(np.uint8)).reshape(-1, 1, 8, 8)
-    targets = torch.from_numpy(labels.astype(np.int64))
+        table = np.loadtxt(paths[0], delimiter=",")
+    except (OSError, ValueError, EOFError) as error:
+        raise DamagedFileError(paths[0], f"cannot be read ({type(error).__name__})") from error
+    if table.shape != (1797, 65) or table.min() < 0 or table[:, :-1].max() > 16:
+        raise DamagedFileError(paths[0], "does not have 1797 images of 64 values from 0 to 16")
+    pixels = np.rint(table[:, :-1] * 255 / 16).astype(np.uint8)
+    images = torch.from_numpy(pixels).reshape(-1, 1, 8, 8)
+    labels = check_labels(torch.from_numpy(table[:, -1].astype(np.int64)), 10, paths[0])
     test = torch.arange(len(images)) % 5 == 4
-    return [(images[~test], targets[~test]), (images[test], targets[test])]
+    return [(images[~test], labels[~test]), (images[test], labels[test])]
 
 
 def _read_idx_files(files: Sequence[IdxFile], paths: Sequence[Path]) -> list[LabelledImages]:
@@ -145,76 +132,60 @@ def _read_idx_files(files: Sequence[IdxFile], paths: Sequence[Path]) -> list[Lab
 
 def _idx_layouts(
     files: tuple[IdxFile, ...], folders: tuple[str, ...], others: tuple[IdxFile, ...]
-) -> tuple[Layout, ...]:
-    """The folders of a dataset of IDX files, and the root, where other datasets' files may be."""
+) -> tuple[DatasetLayout, ...]:
+    """The folders of a dataset of IDX files, and the root, which other datasets may share."""
     names = tuple(file.names for file in files)
     read = partial(_read_idx_files, files)
     foreign = {sha256 for other in others for sha256 in (other.gzip_sha256, other.sha256)}
-    at_root = Layout("", names, read, frozenset(sha256 for sha256 in foreign if sha256))
-    return (*(Layout(folder, names, read) for folder in folders), at_root)
+    at_root = DatasetLayout("", names, read, frozenset(sha256 for sha256 in foreign if sha256))
+    return (*(DatasetLayout(folder, names, read) for folder in folders), at_root)
 
 
-def _cifar_layouts(form: cifar.Form) -> tuple[Layout, ...]:
+def _cifar_layouts(form: cifar.Form) -> tuple[DatasetLayout, ...]:
     """The folder of one form of CIFAR-100, its two files in the root, and its tarball."""
     names = tuple((name,) for name in form.file_names)
     read = partial(cifar.read_folder, form, cifar.PARTS)
     read_tarball = partial(cifar.read_tarball, form, cifar.PARTS)
     tarball = ((form.tarball.name,),)
     return (
-        Layout(form.folder, names, read),
-        Layout("", names, read),
-        Layout("", tarball, read_tarball),
-        Layout("cifar100", tarball, read_tarball),
+        DatasetLayout(form.folder, names, read),
+        DatasetLayout("", names, read),
+        DatasetLayout("", tarball, read_tarball),
+        DatasetLayout("cifar100", tarball, read_tarball),
     )
 
 
-MNIST_FILES = (
-    IdxFile(
-        "train-images-idx3-ubyte",
-        (60_000, 28, 28),
-        gzip_sha256="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        sha256="ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    ),
-    IdxFile(
-        "train-labels-idx1-ubyte",
-        (60_000,),
-        gzip_sha256="3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        sha256="65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    ),
-    IdxFile(
-        "t10k-images-idx3-ubyte",
-        (10_000, 28, 28),
-        gzip_sha256="8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        sha256="0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    ),
-    IdxFile(
-        "t10k-labels-idx1-ubyte",
-        (10_000,),
-        gzip_sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        sha256="ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+def _idx_files(*checksums: str, plain: Sequence[str | None] = (None,) * 4) -> tuple[IdxFile, ...]:
+    """The four files of a dataset in MNIST's format, with their SHA-256, gzipped and plain."""
+    shapes = {
+        "train-images-idx3-ubyte": (60_000, 28, 28),
+        "train-labels-idx1-ubyte": (60_000,),
+        "t10k-images-idx3-ubyte": (10_000, 28, 28),
+        "t10k-labels-idx1-ubyte": (10_000,),
+    }
+    return tuple(
+        IdxFile(name, shape, gzip_sha256, sha256)
+        for (name, shape), gzip_sha256, sha256 in zip(shapes.items(), checksums, plain, strict=True)
+    )
+
+
+MNIST_FILES = _idx_files(
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    plain=(
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 )
-FASHION_FILES = (  # published gzipped only, hence accepted gzipped only
-    IdxFile(
-        "train-images-idx3-ubyte",
-        (60_000, 28, 28),
-        gzip_sha256="3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    ),
-    IdxFile(
-        "train-labels-idx1-ubyte",
-        (60_000,),
-        gzip_sha256="a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    ),
-    IdxFile(
-        "t10k-images-idx3-ubyte",
-        (10_000, 28, 28),
-        gzip_sha256="346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    ),
-    IdxFile(
-        "t10k-labels-idx1-ubyte",
-        (10_000,),
-        gzip_sha256="67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    ),
+FASHION_FILES = _idx_files(  # published only gzipped
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 )
 MNIST_PUBLISHED = tuple(file.published for file in MNIST_FILES)
 FASHION_PUBLISHED = tuple(file.published for file in FASHION_FILES)
@@ -224,7 +195,8 @@ _ALL = (
         "digits",
         "1,797 handwritten digits of 8x8 pixels, 10 classes",
         n_classes=10,
-        embedded=Embedded("scikit-learn", "sklearn", "datasets/data/digits.csv.gz", _load_digits),
+        layouts=(DatasetLayout("datasets/data", (("digits.csv.gz",),), _read_digits),),
+        package=("scikit-learn", "sklearn"),
     ),
     Source(
         "mnist",

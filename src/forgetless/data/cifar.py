@@ -1,4 +1,4 @@
-"""CIFAR-100 in its two published forms, binary rows and Python pickles, in folders or tarballs."""
+"""Read CIFAR-100 in its published forms: binary rows or Python pickles, in folders or tarballs."""
 
 import tarfile
 import zlib
@@ -28,15 +28,15 @@ IMAGE_SHAPE = (3, 32, 32)
 PIXELS_PER_IMAGE = 3 * 32 * 32
 LABELS_PER_ROW = 2  # the coarse label, then the fine one
 ROW_BYTES = LABELS_PER_ROW + PIXELS_PER_IMAGE
-# Python 3 writes bytes as text in protocol 2 (two bytes for half of them), and names besides.
+# In protocol 2 Python 3 writes bytes as text (half of them take two bytes), and names too.
 MAX_PICKLE_BYTES_PER_ROW = 2 * PIXELS_PER_IMAGE + 256
 MAX_PICKLE_OVERHEAD = 4096
-MAX_TARBALL_BYTES = 200_000_000  # the two published ones have 169 million bytes each
+MAX_TARBALL_BYTES = 200_000_000  # both published ones have 169 million
 
 
 @dataclass(frozen=True)
 class Subset:
-    """The training or the test set: how many images, and the SHA-256 of its binary rows."""
+    """The training or the test set: its number of images, and the SHA-256 of its binary rows."""
 
     n_images: int
     rows_sha256: str
@@ -47,8 +47,8 @@ class Form:
     """A published form of the dataset: its folder, its training and test file, and its tarball.
 
     `decode(content, n_images, path)` turns the content of one file into binary rows (coarse
-    label, fine label, 3072 pixels). Both forms have the same images in the same order, so both
-    are verified by the SHA-256 of those rows.
+    label, fine label, 3072 pixels). Both forms have the same images in the same order, so the
+    SHA-256 of those rows verifies both.
     """
 
     folder: str
@@ -58,7 +58,7 @@ class Form:
     tarball: PublishedFile
 
     def max_file_bytes(self, n_images: int) -> int:
-        """The size that a file of `n_images` images does not exceed."""
+        """A bound on the size of a file of `n_images` images."""
         return n_images * self.max_bytes_per_image + MAX_PICKLE_OVERHEAD
 
 
@@ -76,9 +76,9 @@ def read_folder(
 def read_tarball(
     form: Form, parts: Sequence[Subset], paths: Sequence[Path]
 ) -> list[tuple[Tensor, Tensor]]:
-    """The same as `read_folder`, straight out of the one tarball in `paths`."""
+    """The same as `read_folder`, from the one tarball in `paths`."""
     (path,) = paths
-    # The tarball is verified before it is opened, and the rows in it once more after that.
+    # Verified before it is opened; its rows are verified again.
     found = sha256_of(path)
     if found != form.tarball.sha256:
         raise DamagedFileError(path, mismatch(found, form.tarball.sha256))
@@ -92,7 +92,7 @@ def read_tarball(
 
 
 def _read_members(path: Path, max_bytes: dict[str, int]) -> dict[str, bytes]:
-    """The content of some files in a gzipped tarball, in one pass and with nothing on disk."""
+    """The content of some files in a gzipped tarball, in one pass and without extracting it."""
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path, mode="r|gz") as tarball:
@@ -111,7 +111,7 @@ def _read_members(path: Path, max_bytes: dict[str, int]) -> dict[str, bytes]:
 
 
 def parse_part(form: Form, part: Subset, content: bytes, path: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) uint8 and fine labels (n,) int64 in the content of one file."""
+    """Images (n, 3, 32, 32) uint8 and fine labels (n,) int64 from the content of one file."""
     rows = form.decode(content, part.n_images, path)
     check_sha256(rows, part.rows_sha256, path)
     table = np.frombuffer(rows, dtype=np.uint8).reshape(part.n_images, ROW_BYTES)
@@ -121,7 +121,7 @@ def parse_part(form: Form, part: Subset, content: bytes, path: Path) -> tuple[Te
 
 
 def rows_from_binary(content: bytes, n_images: int, path: Path) -> bytes:
-    """The rows of a binary file, which are its content: only their number is checked."""
+    """The rows of a binary file are its content: check their number."""
     if len(content) != n_images * ROW_BYTES:
         raise DamagedFileError(
             path, f"has {len(content)} bytes instead of {n_images * ROW_BYTES}: it is damaged"
@@ -130,7 +130,7 @@ def rows_from_binary(content: bytes, n_images: int, path: Path) -> bytes:
 
 
 def rows_from_pickle(content: bytes, n_images: int, path: Path) -> bytes:
-    """The rows that a file of the Python form stands for, laid out as the binary form has them."""
+    """The rows of a file of the Python form, in the layout of the binary form."""
     fields = load_plain_pickle(content, path)
     if not isinstance(fields, dict):
         raise DamagedFileError(path, "is not a pickled dictionary")
@@ -145,7 +145,7 @@ def rows_from_pickle(content: bytes, n_images: int, path: Path) -> bytes:
 
 
 def _label_bytes(labels: object, n_images: int, key: str, path: Path) -> npt.NDArray[np.uint8]:
-    """The labels of a pickled list, one byte each."""
+    """The labels in a pickled list, one byte each."""
     if not isinstance(labels, list) or len(labels) != n_images:
         raise DamagedFileError(path, f"has no list {key} of {n_images} labels")
     if not all(type(label) is int and 0 <= label < N_CLASSES for label in labels):

@@ -1,54 +1,66 @@
 """The benchmarks: an image source turned into a sequence of tasks."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from inspect import Parameter
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from forgetless.data.sources import SOURCES, ImageSet, shared_source
-from forgetless.data.tasks import Scenario, Split, Task
-from forgetless.data.transforms import normalize, pad, rotate
+from forgetless.data.catalogue import SOURCES
+from forgetless.data.sources import ImageSet, shared_source
+from forgetless.data.tasks import SETTINGS, Scenario, Split, Task
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import check_options, flag, option
+from forgetless.support.imports import import_path
+from forgetless.support.options import FINITE, check_options, flag, option, whole
+from forgetless.support.plugins import accepted, is_in_file, make, plugin, short_name, wrong_kind
 from forgetless.support.streams import stream
-from forgetless.support.validation import FINITE, whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioOptions:
     """How a source becomes tasks."""
 
-    tasks: int = option(5, "How many tasks are learned one after another.", accepted=whole(1))
+    tasks: int = option(5, "Number of tasks, learned one after another.", accepted=whole(1))
     step_degrees: float = option(
-        5.0, "Rotated: each task is turned by this much more.", accepted=FINITE
+        5.0, "Rotated: angle between one task and the next.", accepted=FINITE
     )
-    classes_per_task: int = option(2, "Split: how many classes a task has.", accepted=whole(1))
+    classes_per_task: int = option(2, "Split: classes per task.", accepted=whole(1))
+    setting: str = option(
+        "task",
+        "Split: outputs that compete for a sample: task (its task's), class (all seen so far), or "
+        "domain (all of one shared head; labels within the task).",
+        choices=SETTINGS,
+    )
     train_per_class: int = option(
         0,
-        "Training images of each class, the first ones of the file; 0 takes all.",
+        "Training images of each class, the first in the file; 0 takes all.",
         accepted=whole(0),
     )
     validation_per_class: int = option(
         0,
-        "Hold out so many of them, the last ones, and measure accuracy there, not on the test set.",
+        "Hold out this many of them, drawn at random; measure accuracy on them, not the test set.",
         accepted=whole(0),
     )
+    validation_seed: int = option(0, "Seed of the choice of validation images.", accepted=whole(0))
 
 
 @dataclass(frozen=True)
 class ImageView:
-    """How a source's images are prepared for a network."""
+    """How a source's images are prepared: a black border, then (x − mean) / std per channel."""
 
     padding: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-# MNIST and CIFAR-100 as the paper's code prepares them.
-LOOKS: dict[str, ImageView] = {
+# MNIST and CIFAR-100 as in the paper's code.
+VIEWS: dict[str, ImageView] = {
     "digits": ImageView(0, (0.305,), (0.376,)),
     "mnist": ImageView(2, (0.1,), (0.2752,)),
     "fashion-mnist": ImageView(2, (0.219,), (0.331,)),
@@ -57,22 +69,25 @@ LOOKS: dict[str, ImageView] = {
 
 
 class _ImageScenario(Scenario):
-    """What the image benchmarks share: padded images of the chosen classes, in memory once."""
+    """An image source as tasks: padded images of the chosen samples, in memory once."""
 
     def __init__(
-        self, name: str, images: ImageSet, look: ImageView, options: ScenarioOptions
+        self, name: str, images: ImageSet, view: ImageView, options: ScenarioOptions
     ) -> None:
         self.name = name
         self.n_tasks = options.tasks
         self.options = options
-        self.look = look
-        kept = first_of_each_class(images.train_labels, images.n_classes, options.train_per_class)
-        train = images.train_images[kept], images.train_labels[kept]
+        self.settings = scenario_settings(name, options)
+        self.setting = self.settings["setting"]
+        self.view = view
+        chosen = first_of_each_class(images.train_labels, images.n_classes, options.train_per_class)
+        train = images.train_images[chosen], images.train_labels[chosen]
         test = images.test_images, images.test_labels.clone()  # the images are shared
         if options.validation_per_class:
-            train, test = held_out(*train, images.n_classes, options.validation_per_class)
-        self.train = pad(train[0], look.padding), train[1]
-        self.test = pad(test[0], look.padding), test[1]
+            train, test = held_out(*train, images.n_classes, options)
+            self.measured_on = "validation"
+        self.train = pad(train[0], (view.padding,) * 4), train[1]
+        self.test = pad(test[0], (view.padding,) * 4), test[1]
         self.input_shape = tuple(self.train[0].shape[1:])
         self.n_outputs = images.n_classes
 
@@ -80,12 +95,13 @@ class _ImageScenario(Scenario):
         return range(self.n_outputs)
 
     def ready(self, images: Tensor) -> Tensor:
-        return normalize(images, self.look.mean, self.look.std)
+        """Images as inputs of a network."""
+        return normalize(images, self.view.mean, self.view.std)
 
 
 @final
 class Rotated(_ImageScenario):
-    """Task t shows all images turned by t times the same angle."""
+    """Task t shows all images rotated by t times the same angle."""
 
     def task(self, index: int, seeds: Sequence[int]) -> Task:
         degrees = index * self.options.step_degrees
@@ -93,20 +109,20 @@ class Rotated(_ImageScenario):
             Split(self.ready(rotate(images, degrees)), labels)
             for images, labels in (self.train, self.test)
         )
-        return Task(f"{degrees:g}°", train, test, self.classes(index))
+        return Task(f"{degrees:g}°", train, test)
 
 
 @final
 class Permuted(_ImageScenario):
-    """Task 1 shows the images as they are, each later one their pixels in an order of its own.
+    """Task 1 shows the images unchanged, each later one with their pixels in a new order.
 
-    A pixel keeps its channels together; each seed draws its own orders.
+    The channels of a pixel stay together; each seed draws its own orders.
     """
 
     def __init__(
-        self, name: str, images: ImageSet, look: ImageView, options: ScenarioOptions
+        self, name: str, images: ImageSet, view: ImageView, options: ScenarioOptions
     ) -> None:
-        super().__init__(name, images, look, options)
+        super().__init__(name, images, view, options)
         self._ready = [(self.ready(x), y) for x, y in (self.train, self.test)]
 
     def task(self, index: int, seeds: Sequence[int]) -> Task:
@@ -118,15 +134,19 @@ class Permuted(_ImageScenario):
             offsets = pixels * torch.arange(channels).view(1, -1, 1)
             orders = (torch.stack(draws).unsqueeze(1) + offsets).flatten(1)
         train, test = (Split(x, y, orders) for x, y in self._ready)
-        return Task(f"permutation {index}", train, test, self.classes(index))
+        return Task(f"permutation {index}", train, test)
 
 
 @final
 class SplitClasses(_ImageScenario):
-    """Each task has the next few classes, in the order of their labels, and a head of its own."""
+    """Each task has the next few classes, in the order of their labels.
+
+    In the settings "task" and "class" every class has its own output; in "domain" the tasks share
+    as many outputs as one of them has classes.
+    """
 
     def __init__(
-        self, name: str, images: ImageSet, look: ImageView, options: ScenarioOptions
+        self, name: str, images: ImageSet, view: ImageView, options: ScenarioOptions
     ) -> None:
         wanted = options.tasks * options.classes_per_task
         if wanted > images.n_classes:
@@ -134,32 +154,35 @@ class SplitClasses(_ImageScenario):
                 f"{options.tasks} tasks of {options.classes_per_task} classes need {wanted} "
                 f"classes, and {name} has {images.n_classes}"
             )
-        super().__init__(name, images, look, options)
-        self.n_outputs = wanted
+        super().__init__(name, images, view, options)
+        self.n_outputs = options.classes_per_task if self.setting == "domain" else wanted
 
     def classes(self, index: int) -> range:
+        return range(self.n_outputs) if self.setting == "domain" else self._labels(index)
+
+    def _labels(self, index: int) -> range:
         width = self.options.classes_per_task
         return range(index * width, (index + 1) * width)
 
     def task(self, index: int, seeds: Sequence[int]) -> Task:
-        classes = self.classes(index)
+        own = self._labels(index)
+        shift = own.start - self.classes(index).start
         splits = []
         for images, labels in (self.train, self.test):
-            chosen = (labels >= classes.start) & (labels < classes.stop)
-            splits.append(Split(self.ready(images[chosen]), labels[chosen]))
-        names = f"classes {classes.start}-{classes.stop - 1}"
-        return Task(names, splits[0], splits[1], classes)
+            chosen = (labels >= own.start) & (labels < own.stop)
+            splits.append(Split(self.ready(images[chosen]), labels[chosen] - shift))
+        return Task(f"classes {own.start}-{own.stop - 1}", *splits)
 
 
 _Maker = Callable[[str, ImageSet, ImageView, ScenarioOptions], Scenario]
 FAMILIES: dict[str, tuple[str, _Maker]] = {
-    "rotated": ("turned a little further in each task", Rotated),
+    "rotated": ("rotated a little further in each task", Rotated),
     "permuted": ("with the pixels in a new order in each task", Permuted),
-    "split": ("some classes in each task, a head for each", SplitClasses),
+    "split": ("a few classes per task", SplitClasses),
 }
 
-# The options that only one family has a use for.
-_OF_ONE_FAMILY = {"step_degrees": "rotated", "classes_per_task": "split"}
+# The options that only one family uses.
+_OF_ONE_FAMILY = {"step_degrees": "rotated", "classes_per_task": "split", "setting": "split"}
 
 SCENARIOS: dict[str, str] = {
     f"{family}-{source}": f"{source}, {what}"
@@ -171,30 +194,80 @@ SCENARIOS: dict[str, str] = {
 def build_scenario(
     name: str, options: ScenarioOptions, data: Path | None = None, *, download: bool = True
 ) -> Scenario:
-    """The benchmark of that name, its images found on disk or downloaded.
+    """The scenario with this name; a benchmark's images are found on disk or downloaded.
 
     Arguments:
-        name: a family and a source, such as "rotated-mnist".
-        options: how many tasks, and what they are.
-        data: folder to look for the source in first.
-        download: fetch the source if it is not on disk.
+        name: a family and a source, such as "rotated-mnist"; or a plug-in.
+        options: number and kind of the tasks.
+        data: folder to search for the source first.
+        download: download the source if it is not on disk.
     """
-    if name not in SCENARIOS:
-        raise ConfigError(f"unknown scenario {name!r}; there are {', '.join(SCENARIOS)}")
     check_options(ScenarioOptions, vars(options), flag)
+    if name not in SCENARIOS:
+        return _plugin_scenario(name, options)
     family, source = name.split("-", 1)
     images = shared_source(source, data, download=download)
-    return FAMILIES[family][1](name, images, LOOKS[source], options)
+    return FAMILIES[family][1](name, images, VIEWS[source], options)
 
 
-def unused_by_scenario(name: str) -> set[str]:
-    """The options that the benchmark of that name does not use."""
-    return {o for o, family in _OF_ONE_FAMILY.items() if not name.startswith(f"{family}-")}
+def scenario_settings(name: str, options: ScenarioOptions) -> dict[str, Any]:
+    """The options that a benchmark uses, and its setting, as a trace notes them."""
+    if name not in SCENARIOS:
+        made = _plugin_scenario(name, options)
+        return {"scenario": made.name, "tasks": made.n_tasks, **(made.settings or {})}
+    values = vars(options)
+    unused = unused_by_scenario(name, values)
+    used = {f.name: values[f.name] for f in fields(ScenarioOptions) if f.name not in unused}
+    return {"setting": "domain"} | used
 
 
-def grows_with_tasks(name: str) -> bool:
-    """Whether each task of a benchmark brings outputs, so that a network is for so many tasks."""
-    return "classes_per_task" not in unused_by_scenario(name)
+def unused_by_scenario(name: str, values: Mapping[str, Any]) -> set[str]:
+    """The options that a scenario does not use, given the values of all."""
+    if name not in SCENARIOS:
+        taken = accepted(plugin("scenario", name, SCENARIOS))
+        return {f.name for f in fields(ScenarioOptions)} - taken.keys()
+    unused = {o for o, family in _OF_ONE_FAMILY.items() if not name.startswith(f"{family}-")}
+    return unused if values.get("validation_per_class") else unused | {"validation_seed"}
+
+
+def grows_with_tasks(name: str, setting: str) -> bool:
+    """Whether each task of a benchmark adds outputs to the network; of a plug-in it may."""
+    return name not in SCENARIOS or (name.startswith("split-") and setting != "domain")
+
+
+def scenario_defaults(name: str) -> dict[str, Any]:
+    """The options for which a plug-in's function has a default of its own."""
+    if name in SCENARIOS:
+        return {}
+    known = {f.name for f in fields(ScenarioOptions)}
+    taken = accepted(plugin("scenario", name, SCENARIOS))
+    return {n: d for n, d in taken.items() if n in known and d not in (None, Parameter.empty)}
+
+
+def _plugin_scenario(name: str, options: ScenarioOptions) -> Scenario:
+    """The scenario of a plug-in, made once in a process."""
+    values = {f.name: getattr(options, f.name) for f in fields(ScenarioOptions)}
+    return _made(name, ScenarioOptions(**values))
+
+
+@cache
+def _made(name: str, options: ScenarioOptions) -> Scenario:
+    maker = plugin("scenario", name, SCENARIOS)
+    values = vars(options)
+    made = make("scenario", name, maker, values)
+    if not isinstance(made, Scenario):
+        raise wrong_kind("scenario", name, made, "a Scenario or a function that returns one")
+    made.check()
+    taken = accepted(maker).keys() & values.keys() - {"tasks"}
+    settings: dict[str, Any] = {"setting": made.setting}
+    settings |= {option: values[option] for option in sorted(taken)}
+    if made.measured_on != "test":
+        settings["measured_on"] = made.measured_on
+    if is_in_file(name):
+        settings["scenario_from"] = import_path(maker)
+    for attribute, value in (("name", short_name(name)), ("settings", settings)):
+        object.__setattr__(made, attribute, value)  # it may be a frozen dataclass
+    return made
 
 
 def first_of_each_class(labels: Tensor, n_classes: int, count: int) -> Tensor:
@@ -208,13 +281,47 @@ def first_of_each_class(labels: Tensor, n_classes: int, count: int) -> Tensor:
 
 
 def held_out(
-    images: Tensor, labels: Tensor, n_classes: int, count: int
+    images: Tensor, labels: Tensor, n_classes: int, options: ScenarioOptions
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The images without the last `count` of each class, and those: two splits in file order."""
+    """Images to train on, and as many validation images of each class, drawn by their seed."""
+    count = options.validation_per_class
     fewest = int(torch.bincount(labels, minlength=n_classes).min())
     accepted = f"less than the {fewest} training images of a class"
     require(count < fewest, "--validation-per-class", count, accepted)
-    last = torch.zeros(len(labels), dtype=torch.bool)
+    held = torch.zeros(len(labels), dtype=torch.bool)
     for c in range(n_classes):
-        last[torch.nonzero(labels == c).flatten()[-count:]] = True
-    return (images[~last], labels[~last]), (images[last], labels[last])
+        members = torch.nonzero(labels == c).flatten()
+        generator = stream(options.validation_seed, "validation images", c)
+        held[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    return (images[~held], labels[~held]), (images[held], labels[held])
+
+
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(x / 255 − mean) / std per channel: uint8 (n, c, h, w) → float32."""
+    shape = (-1, 1, 1)
+    centre, scale = (torch.tensor(values).view(shape) for values in (mean, std))
+    # In place: allocating memory takes longer than the arithmetic.
+    return images.to(torch.float32, copy=True).div_(255).sub_(centre).div_(scale)
+
+
+def rotate(images: Tensor, degrees: float) -> Tensor:
+    """Images (n, c, h, w) rotated counter-clockwise about their centre, nearest neighbour.
+
+    All images share one table of source pixels; pixels from outside are black.
+    """
+    height, width = images.shape[-2:]
+    angle = math.radians(degrees % 360)
+    cos, sin = math.cos(angle), math.sin(angle)
+    y, x = torch.meshgrid(
+        torch.arange(height, dtype=torch.float64) + 0.5 - height / 2,
+        torch.arange(width, dtype=torch.float64) + 0.5 - width / 2,
+        indexing="ij",
+    )
+    # y points down, so a counter-clockwise rotation looks up pixels clockwise. Rounding to 1e-9
+    # puts right angles on the correct side of a pixel's edge.
+    column = (cos * x - sin * y + width / 2).mul(1e9).round().div(1e9).floor().long()
+    row = (sin * x + cos * y + height / 2).mul(1e9).round().div(1e9).floor().long()
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    source = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).flatten()
+    turned = images.flatten(-2)[..., source].view_as(images)
+    return turned * inside.to(images.dtype)

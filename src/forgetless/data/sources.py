@@ -1,8 +1,8 @@
-"""Loading the image datasets that tasks are made from: found, verified, and fetched if need be."""
+"""Load the image datasets that tasks are made from: find, verify, and download them if needed."""
 
+import importlib.util
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,30 +10,10 @@ from pathlib import Path
 import platformdirs
 from torch import Tensor
 
-from forgetless.data.catalogue import (
-    SOURCES,
-    Found,
-    LabelledImages,
-    Source,
-    find,
-    refuse_incomplete,
-)
+from forgetless.data.catalogue import SOURCES, Found, LabelledImages, Source
 from forgetless.data.fetch import obtain
-from forgetless.data.files import DamagedFileError, remove, sha256_of
+from forgetless.data.files import DamagedFileError, sha256_of
 from forgetless.support.errors import ConfigError, DataError
-
-__all__ = [
-    "SOURCES",
-    "ImageSet",
-    "Source",
-    "SourceStatus",
-    "fetch",
-    "file_hashes",
-    "load_source",
-    "locate",
-    "shared_source",
-    "status",
-]
 
 DATA_VARIABLE = "FORGETLESS_DATA"
 Folder = str | os.PathLike[str]
@@ -52,7 +32,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """Whether a dataset can be used now, where it is (or what is wrong), and its size on disk."""
+    """Whether a dataset can be used, where it is (or the reason why not), and its size on disk."""
 
     name: str
     description: str
@@ -64,37 +44,40 @@ class SourceStatus:
 def load_source(
     name: str, data: Folder | None = None, *, download: bool = True, progress: bool | None = None
 ) -> ImageSet:
-    """Load a dataset by its name from the first place that has it, verified before use.
+    """Load a dataset from the first place that has it, and verify it.
 
     The places are the folder `data` or else the one that FORGETLESS_DATA names, then the user's
     cache, then, if `download` is true, a download into the cache. `progress` shows or hides the
-    progress bar of a download; None shows it when standard error is a terminal.
+    progress bar of a download; None shows it if standard error is a terminal.
     """
     source = _source(name)
-    named, cache = _named_folder(data), _cache_folder()
-    if source.embedded is not None:
-        return _image_set(source, source.embedded.load())
-    if named is not None:
-        if (found := find(source.layouts, named)) is not None:
-            return _image_set(source, found.read())
+    named = _named_folder(data)
+    if named is not None and source.package is None and source.find([named]) is None:
         # The user's own copy is never replaced silently, not even in part.
-        refuse_incomplete(source.layouts, named)
-    with _advice_on_cache(source):
-        if (found := find(source.layouts, cache)) is None and download:
-            obtain(name, source.origins, cache / name, progress=progress, replace=False)
-            found = find(source.layouts, cache)
+        source.reject_incomplete(named)
+    found = _find(source, named)
+    try:
+        if found is None and download:
+            obtain(name, source.origins, _cache_folder() / name, progress=progress, replace=False)
+            found = source.find([_cache_folder()])
         if found is None:
-            raise _not_found(source, [cache] if named is None else [named, cache])
+            raise _not_found(source, named)
         return _image_set(source, found.read())
+    except DamagedFileError as damaged:
+        if _cache_folder() not in damaged.path.parents:
+            raise
+        raise DataError(
+            f"{damaged}: delete it or run `forgetless data fetch {name}`, which replaces it"
+        ) from damaged
 
 
 def shared_source(name: str, data: Folder | None = None, *, download: bool = True) -> ImageSet:
-    """As `load_source`, but files that have not changed since are not read and verified again.
+    """As `load_source`, but unchanged files are read and verified once per process.
 
-    Runs of one process share these images: whoever wants to write to them takes a copy.
+    All callers share these images: copy them before writing to them.
     """
-    found = _find_anywhere(_source(name), _named_folder(data))
-    if found is None:  # to be downloaded, or inside a package
+    found = _find(_source(name), _named_folder(data))
+    if found is None:
         return load_source(name, data, download=download)
     files = [(path, path.stat()) for path in found.paths]
     stamps = tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in files)
@@ -103,56 +86,48 @@ def shared_source(name: str, data: Folder | None = None, *, download: bool = Tru
 
 @lru_cache(maxsize=1)
 def _read_once(name: str, data: Path | None, stamps: tuple[tuple[Path, int, int], ...]) -> ImageSet:
-    del stamps  # they tell files apart
+    del stamps  # they distinguish files
     return load_source(name, data, download=False)
 
 
-def locate(name: str, data: Folder | None = None) -> Path | None:
-    """The folder where a dataset is now, or None if it is nowhere or inside a package."""
-    found = _find_anywhere(_source(name), _named_folder(data))
-    return None if found is None else found.folder
+def find_source(name: str, data: Folder | None = None) -> Found | None:
+    """Where a dataset is on this machine, not verified; None if it is nowhere."""
+    return _find(_source(name), _named_folder(data))
 
 
 def file_hashes(name: str, data: Folder | None = None) -> dict[str, str]:
     """SHA-256 of the files that a dataset is read from, by file name; empty if it is nowhere."""
-    source = _source(name)
-    if source.embedded is not None:
-        paths: tuple[Path, ...] = (source.embedded.path(name),)
-    else:
-        found = _find_anywhere(source, _named_folder(data))
-        paths = () if found is None else found.paths
-    return {path.name: sha256_of(path) for path in paths}
+    found = find_source(name, data)
+    return {} if found is None else {path.name: sha256_of(path) for path in found.paths}
 
 
 def status(data: Folder | None = None) -> list[SourceStatus]:
-    """What there is of each dataset on this machine; the files are verified to say so."""
+    """Which datasets are on this machine, verified."""
     named = _named_folder(data)
     return [_status_of(source, named) for source in SOURCES.values()]
 
 
 def fetch(name: str, data: Folder | None = None, progress: bool | None = None) -> Path:
-    """Make sure that a dataset is on disk and intact, and give the folder that has it.
+    """Make sure that a dataset is on disk and intact, and return the folder that has it.
 
     It goes to the folder `data` or else the one that FORGETLESS_DATA names, or else to the user's
-    cache. What is there and intact stays; a damaged file is replaced in the cache, and refused in
-    a folder of the user's own.
+    cache. Intact files stay; a damaged one is replaced in the cache, and rejected in a folder of
+    the user's own.
     """
     source = _source(name)
-    if source.embedded is not None:
-        return source.embedded.path(name).parent
     named = _named_folder(data)
-    root = _cache_folder() if named is None else named
-    while (found := find(source.layouts, root)) is not None:
+    roots = _roots(source, named)[:1]
+    while (found := source.find(roots)) is not None:
         try:
             found.read()
-        except DamagedFileError as damaged:
-            if named is not None:
-                raise
-            remove(damaged.path)
-        else:
             return found.folder
-    obtain(name, source.origins, root / name, progress=progress, replace=named is None)
-    return root / name
+        except DamagedFileError as damaged:
+            if named is not None or source.package is not None:
+                raise
+            damaged.path.unlink(missing_ok=True)
+    folder = roots[0] / name
+    obtain(name, source.origins, folder, progress=progress, replace=named is None)
+    return folder
 
 
 def _source(name: str) -> Source:
@@ -177,9 +152,19 @@ def _cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("forgetless"))
 
 
-def _find_anywhere(source: Source, named: Path | None) -> Found | None:
-    roots = [_cache_folder()] if named is None else [named, _cache_folder()]
-    return next((found for root in roots if (found := find(source.layouts, root))), None)
+def _roots(source: Source, named: Path | None) -> list[Path]:
+    """The folders to search: a package's own, or the user's, then the cache."""
+    if source.package is None:
+        return [_cache_folder()] if named is None else [named, _cache_folder()]
+    distribution, module = source.package
+    spec = importlib.util.find_spec(module)  # which does not import it
+    if spec is None or spec.origin is None:
+        raise DataError(f"{source.name} comes with {distribution}, which is not installed")
+    return [Path(spec.origin).parent]
+
+
+def _find(source: Source, named: Path | None) -> Found | None:
+    return source.find(_roots(source, named))
 
 
 def _image_set(source: Source, splits: Sequence[LabelledImages]) -> ImageSet:
@@ -187,19 +172,8 @@ def _image_set(source: Source, splits: Sequence[LabelledImages]) -> ImageSet:
     return ImageSet(train_images, train_labels, test_images, test_labels, source.n_classes)
 
 
-@contextmanager
-def _advice_on_cache(source: Source) -> Iterator[None]:
-    """Add to the error about a damaged file in the cache what can be done about it."""
-    try:
-        yield
-    except DamagedFileError as damaged:
-        raise DataError(
-            f"{damaged}: delete it or run `forgetless data fetch {source.name}`, which replaces it"
-        ) from damaged
-
-
-def _not_found(source: Source, roots: Sequence[Path]) -> DataError:
-    folders = " or ".join(str(root) for root in roots)
+def _not_found(source: Source, named: Path | None) -> DataError:
+    folders = " or ".join(str(root) for root in _roots(source, named))
     return DataError(
         f"{source.name} was not found in {folders}: run `forgetless data fetch {source.name}`, or "
         f"put its files in a folder and pass --data DIR or set {DATA_VARIABLE} to that folder"
@@ -209,13 +183,12 @@ def _not_found(source: Source, roots: Sequence[Path]) -> DataError:
 def _status_of(source: Source, named: Path | None) -> SourceStatus:
     available, where, n_bytes = False, "not on this machine", 0
     try:
-        if source.embedded is not None:
-            n_bytes = source.embedded.path(source.name).stat().st_size
-            available, where = True, f"comes with {source.embedded.package}"
-        elif (found := _find_anywhere(source, named)) is not None:
-            n_bytes = found.n_bytes()
+        if (found := _find(source, named)) is not None:
+            n_bytes = sum(path.stat().st_size for path in found.paths)
             found.read()
             available, where = True, str(found.folder)
+            if source.package is not None:
+                where = f"comes with {source.package[0]}"
     except (DataError, OSError) as error:
         where = str(error)
     return SourceStatus(source.name, source.description, available, where, n_bytes)

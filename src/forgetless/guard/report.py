@@ -1,27 +1,29 @@
-"""What a guard tells: how much it removes of the steps, and what it keeps in memory."""
+"""Reports of a guard: how much of the steps it removes, and what it stores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from forgetless.linalg import float64
+from forgetless.methods.state import STRUCTURE, state_tensors
+from forgetless.subspace import Directions
 from forgetless.support.collectives import Ranks
-from forgetless.support.sizes import in_words
+from forgetless.support.options import format_bytes
 
 
 @final
 @dataclass(frozen=True)
 class Stats:
-    """How much of the steps was removed, since the latest task was remembered.
+    """How much of the steps was removed, since the latest task was stored.
 
-    A share is of the steps' squared length: 1 means that nothing is left of them. What a projection
-    puts into a parameter counts as removed from it, to a share of at most 1.
+    A share is one of the steps' squared length: 1 means that nothing is left. A component that the
+    projection adds to a parameter counts as removed, up to a share of 1.
 
     Arguments:
-        steps: how many steps were looked at.
+        steps: how many steps there were.
         removed: mean share of all of them.
         last: share of the latest one.
         layers: parameter → mean share of its part of the steps.
@@ -50,9 +52,9 @@ class Removed:
         self.last: Tensor | None = None
 
     def add(self, step: Sequence[Tensor], removed: Sequence[Tensor]) -> None:
-        """Note a step as it was and what was taken out of it, parameter by parameter.
+        """Add a step's squared lengths, and those of its removed part, parameter by parameter.
 
-        The sums stay where they are, so that a GPU can repeat it. `steps` is counted elsewhere.
+        The sums are changed in place, so that a GPU can repeat it. `steps` is counted elsewhere.
         """
         norms = torch.stack(torch._foreach_norm([*step, *removed]))
         squares = float64(norms).square().view(2, -1)
@@ -85,13 +87,13 @@ def _share(removed: float, whole: float) -> float:
 @final
 @dataclass(frozen=True)
 class TaskMemory:
-    """What is kept of one task.
+    """Size and quality of what is stored of one task.
 
     Arguments:
-        directions: that were new with it; 0 for methods that keep none.
-        bytes: of memory.
-        share: of the variance of its samples' features that was remembered when it ended; None
-            for methods that keep no directions.
+        directions: the number of new directions; 0 for methods that keep none.
+        bytes: the bytes.
+        share: the share of the variance of its samples' features that was stored when it ended;
+            None for methods that keep no directions.
     """
 
     directions: int
@@ -102,17 +104,17 @@ class TaskMemory:
 @final
 @dataclass(frozen=True)
 class MemoryReport:
-    """What a guard keeps.
+    """Size and quality of all that a guard stores.
 
     Arguments:
-        storage: how, in words.
-        bytes: in all.
-        directions: in all.
-        share: of the variance of all tasks' features, what the directions explain; None for
-            methods that keep no directions.
-        tasks: task by task.
+        storage: the way of storing, in words.
+        bytes: of all tasks.
+        directions: of all tasks.
+        share: the share of the variance of all tasks' features that the directions explain; None
+            for methods that keep no directions.
+        tasks: one entry for each task.
         layers: parameter → bytes.
-        notes: what was chosen or given up to stay within the budget.
+        notes: choices and losses made to stay within the budget.
     """
 
     storage: str
@@ -124,14 +126,44 @@ class MemoryReport:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{in_words(self.bytes)}, {self.storage}"]
+        lines = [f"{format_bytes(self.bytes)}, {self.storage}"]
         if self.share is not None:
             lines[0] += f", {self.directions} directions, {self.share:.1%} of the variance"
         for number, task in enumerate(self.tasks, 1):
-            line = f"  task {number}: {in_words(task.bytes)}"
+            line = f"  task {number}: {format_bytes(task.bytes)}"
             if task.share is not None:
                 share = f"{task.share:.1%} of its variance, at its end"
                 line += f", {task.directions} directions, {share}"
             lines.append(line)
-        lines += [f"  {name}: {in_words(size)}" for name, size in self.layers.items()]
+        lines += [f"  {name}: {format_bytes(size)}" for name, size in self.layers.items()]
         return "\n".join([*lines, *self.notes])
+
+
+def directions_report(
+    state: Directions, columns: Mapping[str, slice], notes: tuple[str, ...]
+) -> MemoryReport:
+    """The report of a method that keeps directions.
+
+    Arguments:
+        state: the directions.
+        columns: parameter → its columns.
+        notes: what was chosen or given up to stay within the budget.
+    """
+    total = state.nbytes
+    ranks, shares = state.record.ranks[0].tolist(), state.record.shares[0].tolist()
+    # Directions that were merged or dropped since are missing from every task alike.
+    each = total / max(1, sum(ranks))
+    tasks = tuple(TaskMemory(k, round(k * each), s) for k, s in zip(ranks, shares, strict=True))
+    share = state.kept_share() if tasks else None
+    layers = state.bytes_by_parameter(columns)
+    return MemoryReport(str(state), total, state.rank, share, tasks, layers, notes)
+
+
+def samples_report(state: Any, tasks: int) -> MemoryReport:
+    """The report of a method that keeps samples, or numbers per weight."""
+    tensors = state_tensors(state, 0)
+    tensors.pop(STRUCTURE)
+    total = sum(t.nbytes for t in tensors.values())
+    kept = ", ".join(sorted({name.rpartition(":")[2].rpartition(".")[2] for name in tensors}))
+    by_task = tuple(TaskMemory(0, total // tasks, None) for _ in range(tasks))
+    return MemoryReport(kept or "nothing", total, 0, None, by_task, {})

@@ -1,68 +1,79 @@
-"""A guard's memory as a dictionary of tensors, and back."""
+"""A guard's state as a dictionary of tensors, and back.
+
+In the state of a sharded model the columns of each parameter are a tensor of their own, sharded
+like the parameter, so `torch.distributed.checkpoint` writes each part once and reads it on any
+number of processes. Every process has all else.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from forgetless.guard.batches.samples import Remembered
+from forgetless.guard.batches.samples import StoredSamples
+from forgetless.guard.distributed.sharding import gathered, is_sharded, local
 from forgetless.guard.parameters import Parameters
-from forgetless.methods import Method, State
+from forgetless.methods import Method
+from forgetless.methods.state import STRUCTURE, check_state, restored_state, state_tensors
 from forgetless.subspace import Storage
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, first_line
+from forgetless.tangent import ParameterSlice
 
 _FORMAT = 1
-_GENERATORS = 2  # of a guard: one chooses samples to remember, one memory batches
-_MOST_TASKS = 100_000  # whatever goes through them must come to an end
-HEADER, MEMORY, _RANDOM = "header", "memory.", "generators"
-# What has a number for every protected weight, in its last dimension.
-COLUMNS = ("directions", "fisher", "anchor")
+_GENERATORS = 2  # of a guard: one for samples to store, one for memory batches
+_MOST_TASKS = 100_000  # a damaged number must not start an endless loop
+_HEADER, _MEMORY, _RANDOM = "header", "memory.", "generators"
+_OF = "/"  # between the name of a tensor and that of a parameter, whose columns these are
 
 
 @final
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a guard has to keep.
+    """All that a guard stores.
 
     Arguments:
-        state: the method's memory.
-        storage: how directions are kept.
-        tasks: how many were remembered.
+        state: the method's state.
+        storage: how directions are stored.
+        tasks: how many tasks are stored.
+        steps: how many steps were taken.
         notes: what was given up for a budget.
         generators: states of the random generators, (g, bytes).
     """
 
-    state: State
+    state: Any
     storage: Storage
     tasks: int
+    steps: int
     notes: tuple[str, ...]
     generators: Tensor
 
 
 def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> dict[str, Tensor]:
-    """Every tensor by name; what is not a tensor as JSON text in one of bytes."""
-    memory = snapshot.state.tensors(0)
+    """Every tensor by name, and one of bytes for a header in JSON."""
+    memory = state_tensors(snapshot.state, 0)
     header = {
         "format": _FORMAT,
         "method": method.name,
         "hyperparameters": asdict(method),  # type: ignore[call-overload]
         "parameters": parameters.shapes,
         "tasks": snapshot.tasks,
+        "steps": snapshot.steps,
         "notes": snapshot.notes,
         "memory": {name: _kind(t) for name, t in memory.items()},
+        "columns": _with_columns(memory, parameters.size),
         "storage": snapshot.storage.described(),
     }
-    text = json.dumps(header, default=str).encode()
-    tensors = {
-        HEADER: torch.frombuffer(bytearray(text), dtype=torch.uint8),
-        _RANDOM: snapshot.generators,
-    }
+    tensors = {_RANDOM: snapshot.generators}
     # Tensors of one file must not share memory.
-    return tensors | {MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
+    tensors |= {_MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
+    if parameters.slices is not None:
+        tensors = _to_shards(tensors, header, parameters)
+    return tensors | {_HEADER: _bytes(header)}
 
 
 def from_dict(
@@ -71,36 +82,36 @@ def from_dict(
     parameters: Parameters,
     ranks: Ranks | None = None,
 ) -> Snapshot:
-    """What `to_dict` was given, on the device of the parameters; refused if it does not fit.
+    """The inverse of `to_dict`, on the parameters' device; a state that does not fit is rejected.
 
-    The hyperparameters are those of the guard that saved it; this one goes on with its own.
+    Hyperparameters may differ: a guard continues with its own.
 
     Arguments:
         ranks: the processes that each hold some columns; None if all are here.
     """
-    header = header_of(tensors)
+    header = _header_of(tensors)
     try:
+        tensors = _from_shards(tensors, header, parameters)
         name = header["method"]
         if name != method.name:
             raise ConfigError(f"the state is one of {name}, and this guard uses {method.name}")
         shapes = {n: tuple(shape) for n, shape in header["parameters"].items()}
         if list(shapes.items()) != list(parameters.shapes.items()):
             raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
-        _check_memory(tensors, header["memory"])
+        memory = {n.removeprefix(_MEMORY): t for n, t in tensors.items() if n.startswith(_MEMORY)}
+        _check_memory(memory, header, parameters)
         storage = replace(Storage.from_description(header["storage"]), ranks=ranks)
-        memory = {
-            n.removeprefix(MEMORY): t.detach().to(storage.device or parameters.device, copy=True)
-            for n, t in tensors.items()
-            if n.startswith(MEMORY)
-        }
-        state = method.restore([memory], parameters.read(), storage, Remembered.restore)
-        _check_width(memory, parameters)
+        device = storage.device or parameters.device
+        memory = {n: t.detach().to(device, copy=True) for n, t in memory.items()}
+        state = restored_state([memory], method, parameters.read(), storage, StoredSamples.restore)
+        check_state(method, state, 1)
         generators = tensors[_RANDOM].cpu().clone()
         if len(generators) != _GENERATORS:
             raise ValueError(f"{len(generators)} generators instead of {_GENERATORS}")
         for one in generators:
             torch.Generator().set_state(one.clone())  # of a view it would read the wrong bytes
         tasks, notes = int(header["tasks"]), tuple(map(str, header["notes"]))
+        steps = max(0, int(header["steps"]))
         if not 0 <= tasks <= _MOST_TASKS:
             raise ValueError(f"{tasks} tasks")
     except ConfigError:
@@ -108,17 +119,16 @@ def from_dict(
     except (
         LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError
     ) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
         raise ConfigError(f"the state is damaged or incomplete: {reason}") from error
-    return Snapshot(state, storage, tasks, notes, generators)
+    return Snapshot(state, storage, tasks, steps, notes, generators)
 
 
-def header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a state says of itself, if this version can read it."""
+def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
-        header: dict[str, Any] = json.loads(bytes(tensors[HEADER].cpu().tolist()))
+        header: dict[str, Any] = json.loads(bytes(tensors[_HEADER].cpu().tolist()))
         version = header["format"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -129,27 +139,51 @@ def header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return header
 
 
+def _bytes(header: Mapping[str, Any]) -> Tensor:
+    text = json.dumps(header, default=str).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
 def _kind(tensor: Tensor) -> list[object]:
     return [list(tensor.shape), str(tensor.dtype)[6:]]
 
 
-def _check_memory(tensors: Mapping[str, Tensor], kinds: Mapping[str, list[object]]) -> None:
-    """Refuse what has lost a tensor or a part of one."""
-    there = {n.removeprefix(MEMORY): t for n, t in tensors.items() if n.startswith(MEMORY)}
-    for name in [*kinds, *there]:
-        found = _kind(there[name]) if name in there else "missing"
+def _with_columns(memory: Mapping[str, Tensor], size: int) -> list[str]:
+    """The tensors with a number for every protected weight, in their last dimension.
+
+    Arguments:
+        memory: from `state_tensors`.
+        size: p.
+    """
+
+    def walk(node: Mapping[str, Any], path: str) -> Iterator[str]:
+        prefix = f"{path}." if path else ""
+        if node["kind"] == "directions":
+            yield f"{prefix}directions"
+        elif node["kind"] == "tensor":
+            name = path or "value"
+            if memory[name].is_floating_point() and memory[name].shape[-1:] == (size,):
+                yield name
+        for name, part in node.get("parts", {}).items():
+            yield from walk(part, prefix + name)
+
+    structure = json.loads(bytes(memory[STRUCTURE].tolist()))
+    return [name for name in walk(structure, "") if name in memory]
+
+
+def _check_memory(
+    memory: Mapping[str, Tensor], header: Mapping[str, Any], parameters: Parameters
+) -> None:
+    """Reject a state with a missing, additional or truncated tensor."""
+    kinds = header["memory"]
+    for name in [*kinds, *memory]:
+        found = _kind(memory[name]) if name in memory else "missing"
         if found != kinds.get(name):
             wanted = kinds.get(name, "no such tensor")
             raise ConfigError(f"the state is damaged: {name} is {found}, not {wanted}")
-
-
-def _check_width(memory: Mapping[str, Tensor], parameters: Parameters) -> None:
-    for name in COLUMNS:
-        if name in memory and memory[name].shape[-1] != parameters.size:
-            raise ConfigError(
-                f"the state is damaged: {name} has {memory[name].shape[-1]} columns, not "
-                f"{parameters.size}"
-            )
+        if name in header["columns"] and memory[name].shape[-1] != parameters.size:
+            columns = f"{memory[name].shape[-1]} columns, not {parameters.size}"
+            raise ConfigError(f"the state is damaged: {name} has {columns}")
 
 
 def _difference(shapes: Mapping[str, tuple[int, ...]], parameters: Parameters) -> str:
@@ -162,3 +196,91 @@ def _difference(shapes: Mapping[str, tuple[int, ...]], parameters: Parameters) -
                 f"{here.get(name, 'missing')} here"
             )
     return "the parameters come in another order"
+
+
+def _to_shards(
+    tensors: dict[str, Tensor], header: dict[str, Any], parameters: Parameters
+) -> dict[str, Tensor]:
+    """The local columns as parts of one state, which the header then describes."""
+    for name in header["columns"]:
+        columns = tensors.pop(_MEMORY + name)  # (*, p), the p of this process
+        header["memory"][name][0][-1] = sum(map(prod, parameters.shapes.values()))
+        for (parameter, part), some, like in zip(
+            (parameters.slices or {}).items(), parameters.columns, parameters.tensors, strict=True
+        ):
+            mine = columns[..., some].unflatten(-1, part.shape_here).contiguous()
+            tensors[f"{_MEMORY}{name}{_OF}{parameter}"] = _sharded(mine, part, like)
+    return tensors
+
+
+def _from_shards(
+    tensors: Mapping[str, Tensor], header: dict[str, Any], parameters: Parameters
+) -> Mapping[str, Tensor]:
+    """A state of one or many processes as that of this one, which the header then describes."""
+    pieces = tuple(f"{_MEMORY}{name}{_OF}" for name in header["columns"])
+    shapes = [(name, list(shape)) for name, shape in parameters.shapes.items()]
+    fits = list(header["parameters"].items()) == shapes
+    if not fits or not (parameters.slices or any(str(n).startswith(pieces) for n in tensors)):
+        return tensors
+    found = {name: t for name, t in tensors.items() if not str(name).startswith(pieces)}
+    for name, described in header["memory"].items():
+        if name in header["columns"]:
+            found[_MEMORY + name] = torch.cat(_local_columns(tensors, name, parameters), -1)
+            if parameters.slices:
+                described[0][-1] = parameters.size
+    return found
+
+
+def _local_columns(
+    tensors: Mapping[str, Tensor], name: str, parameters: Parameters
+) -> list[Tensor]:
+    """The local columns of each parameter, (*, size)."""
+    shapes = list(parameters.shapes.values())
+    if _MEMORY + name in tensors:
+        parts = list(tensors[_MEMORY + name].split([prod(s) for s in shapes], dim=-1))
+        parts = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    else:
+        parts = [tensors[f"{_MEMORY}{name}{_OF}{parameter}"] for parameter in parameters.names]
+    found = []
+    for (parameter, shape), part in zip(parameters.shapes.items(), parts, strict=True):
+        leading = part.dim() - len(shape)
+        if tuple(part.shape[leading:]) != shape:
+            raise ConfigError(f"the state is damaged: {name} of {parameter} is {list(part.shape)}")
+        mine = None if parameters.slices is None else parameters.slices[parameter]
+        found.append(_local_part(part, leading, mine))
+    return found
+
+
+def _local_part(tensor: Tensor, leading: int, part: ParameterSlice | None) -> Tensor:
+    if part is not None and is_sharded(tensor):
+        mine = local(tensor)
+        if tuple(mine.shape[leading:]) == part.shape_here:
+            return mine.flatten(leading)
+    everything = gathered(tensor)
+    if part is not None:
+        everything = everything.narrow(leading + part.dim, part.start, part.stop - part.start)
+    return everything.flatten(leading)
+
+
+def empty_shard(name: str, shape: torch.Size, dtype: torch.dtype, own: Parameters) -> Tensor:
+    """A tensor that a stored one of this name and shape can be read into, part by part."""
+    parameter = name.partition(_OF)[2]
+    part = None if own.slices is None else own.slices.get(parameter)
+    leading = len(shape) - (0 if part is None else len(part.shape))
+    if part is None or tuple(shape[leading:]) != part.shape:
+        return torch.zeros(shape, dtype=dtype, device=own.device)
+    mine = torch.zeros(*shape[:leading], *part.shape_here, dtype=dtype, device=own.device)
+    return _sharded(mine, part, own.tensors[own.names.index(parameter)])
+
+
+def _sharded(mine: Tensor, part: ParameterSlice, like: Any) -> Tensor:
+    """The local part (*, of a parameter) as one of a tensor (*, parameter)."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    leading = mine.dim() - len(part.shape)
+    shape = torch.Size((*mine.shape[:leading], *part.shape))
+    stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    made: Tensor = DTensor.from_local(
+        mine, like.device_mesh, [Shard(leading + part.dim)], shape=shape, stride=stride
+    )
+    return made

@@ -1,34 +1,37 @@
-"""What happens to an optimizer's steps: hooks before and after each of them."""
+"""Changing an optimizer's steps: hooks before and after each of them."""
 
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from forgetless.guard.arguments import Projected
-from forgetless.guard.model import GuardedLossGrad, GuardedModel, full_precision
+from forgetless.guard.batches.samples import StoredSamples
+from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.report import Removed
-from forgetless.methods import Method, Nothing, State
-from forgetless.methods.orthogonal import Orthogonal
-from forgetless.subspace import Subspace
+from forgetless.guard.view import GuardView
+from forgetless.methods import Method
+from forgetless.methods.state import take_step
+from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
-from forgetless.support.cuda_graphs import Repeated
+from forgetless.support.cuda_graphs import GraphedFunction
 from forgetless.support.errors import ConfigError
 
+Projected = Literal["update", "gradient"]
+
 _FULL = 0.95  # share of the steps removed at which there is no room left to learn
-_LOOK_EVERY = 50  # steps between looks at that share, which make a GPU wait
-_PATTERNS = 8  # choices of movable parameters whose restricted subspaces are kept
+_CHECK_EVERY = 50  # steps between checks of that share, which make a GPU wait
+_PATTERNS = 8  # choices of movable parameters whose restricted subspaces are cached
 
 
 @final
 class Hook:
-    """What an optimizer calls, run as it is written, also where the training step is compiled."""
+    """An optimizer's hook, excluded from compilation where the training step is compiled."""
 
     def __init__(self, steps: "Steps", function: Callable[..., Any]) -> None:
         self.steps = steps
@@ -50,10 +53,10 @@ class Steps:
     Arguments:
         model: the model.
         method: the method.
-        project: whether the optimizer's update is changed or the gradient it is given.
+        project: whether to change the optimizer's update or the gradient it is given.
         generator: of random memory batches.
-        bring: called when the model was moved or made of another precision, to bring the memory
-            there.
+        prepare: called before a step that the method changes, to make its first state or to move
+            the state when the model was moved.
         ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
@@ -63,38 +66,46 @@ class Steps:
         method: Method[Any],
         project: Projected,
         generator: torch.Generator,
-        bring: Callable[[], None],
+        prepare: Callable[[], None],
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
         self.method = method
         self.project = project
         self.generator = generator
-        self._bring = bring
+        self._prepare = prepare
         self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
         self.optimizer: Optimizer | None = None
-        self._knows_before = False  # whether it read the parameters before a step
+        self.batch: StoredSamples | None = None  # of the coming step
+        self._has_before = False  # whether the parameters were read before the present step
         self._warned = False
-        self.follow(None)
+        self.set_state(None, DENSE, 0, 0)
 
-    def follow(self, state: State | None) -> None:
-        """Change steps by this memory from now on; None for not at all."""
-        self._state = None if isinstance(state, Nothing) else state
-        self._place = self._parameters.place
-        self._restricted: dict[tuple[int, ...], State] = {}
+    def set_state(self, state: Any, storage: Storage, task: int, steps: int) -> None:
+        """Change steps by this state from now on.
+
+        Arguments:
+            state: of the method.
+            storage: of its directions.
+            task: the task that is being learned, from 0.
+            steps: taken so far.
+        """
+        self.state, self.storage, self.task, self.steps = state, storage, task, steps
+        self.is_active = self.method.protects and bool(
+            task or not self.method.idle_before_first_task
+        )
+        self.place = self._parameters.place
+        self._restricted: dict[tuple[int, ...], Any] = {}
         self.removed = Removed(self._parameters.names, self._ranks)
-        self._read_all = Repeated(self._read)
-        self._correct_all = Repeated(partial(self._correct, tuple(range(len(self.removed.names)))))
-
-    def follow_model(self) -> None:
-        """Bring the memory to where the model is now."""
-        if self._parameters.place != self._place:
-            self._bring()
+        self._read_all = GraphedFunction(self._read)
+        self._correct_all = GraphedFunction(
+            partial(self._correct, tuple(range(len(self.removed.names))))
+        )
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Watch over the steps of this optimizer, and of no other."""
+        """Change the steps of this optimizer, and of no other."""
         self._check(optimizer)
         self.remove()
         self.optimizer = optimizer
@@ -104,7 +115,7 @@ class Steps:
         ]
 
     def remove(self) -> None:
-        """Let the optimizer go its own way."""
+        """Detach from the optimizer."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -116,7 +127,7 @@ class Steps:
             raise ConfigError("the optimizer trains none of the protected parameters")
         hooks = optimizer._optimizer_step_post_hooks.values()
         for other in (hook.steps for hook in hooks if isinstance(hook, Hook)):
-            both = self.method.is_projection and other.method.is_projection
+            both = self.method.acts_on == other.method.acts_on == "update"
             common = [mine[id(t)] for t in other._parameters.tensors if id(t) in mine]
             if other is not self and common and both:
                 raise ConfigError(
@@ -127,123 +138,151 @@ class Steps:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._state is None:
+        if not self.is_active:
             return None
-        self.follow_model()
+        self._prepare()
         if self.project == "update":
-            self._read_all(self._parameters.pointers(), self._place[0])
-            self._knows_before = True
+            self._read_all(self._parameters.pointers(), self.place[0])
+            self._has_before = True
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._change_gradients(optimizer)
             return None
-        # The gradients come into being inside the step: change them there.
-        changed = self._after_closure(closure, optimizer)
+
+        def changed() -> Any:
+            loss = closure()  # makes the gradients, inside the step
+            self._change_gradients(optimizer)
+            return loss
+
         if len(args) > 1:
             return (args[0], changed, *args[2:]), kwargs
         return args, {**kwargs, "closure": changed}
 
-    def _after_closure(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
-        def changed() -> Any:
-            loss = closure()
-            self._change_gradients(optimizer)
-            return loss
-
-        return changed
-
     def _after_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        knows_before, self._knows_before = self._knows_before, False
-        movable = self._parameters.movable(optimizer) if knows_before else ()
-        if not movable:
-            return
-        if len(movable) == len(self._parameters.names) and self._only_launches():
-            self._correct_all(self._parameters.pointers(), self._place[0])
-        else:
-            self._correct(movable)
-        self._noted()
+        has_before, self._has_before = self._has_before, False
+        movable = self._parameters.movable(optimizer) if has_before else ()
+        if movable and not self._is_skipped(optimizer):
+            if len(movable) == len(self._parameters.names) and self._is_recordable():
+                self._correct_all(self._parameters.pointers(), self.place[0])
+            else:
+                self._correct(movable)
+            self._count_projection()
+        self.steps += 1
+        self.batch = None
 
-    def _only_launches(self) -> bool:
-        """Whether changing a step is known to be the GPU's work alone, the same every time."""
-        state = self._state
-        here = isinstance(state, Subspace) and state.storage.device in (None, self._place[0])
-        alone = self._ranks is None and self._parameters.shares is None
-        return here and alone and type(self.method).update is Orthogonal.update
+    def view(self, theta: Tensor | None = None, movable: Tensor | None = None) -> GuardView:
+        """The method's view at this step.
+
+        Arguments:
+            theta: the weights, (1, p); None for the present ones.
+            movable: mask (p,) of the parameters that can move; None for all.
+        """
+        return GuardView(
+            self.model,
+            self.generator,
+            self.storage,
+            task=self.task,
+            step=self.steps,
+            optimizer=self.optimizer,
+            theta=theta,
+            movable=movable,
+            batch=self.batch,
+        )
+
+    def _is_recordable(self) -> bool:
+        """Whether changing a step is the same GPU kernels every time, and nothing else."""
+        method = self.method
+        alone = self._ranks is None and self._parameters.slices is None
+        near = self.storage.device in (None, self.place[0]) or not method.keeps_directions
+        return alone and near and method.recordable and not method.needs_model
+
+    def _is_skipped(self, optimizer: Optimizer) -> bool:
+        """Whether a fused optimizer leaves out this step, whose gradient overflowed.
+
+        A state that follows every step would keep the infinite numbers.
+        """
+        overflow = getattr(optimizer, "found_inf", None)
+        return not self.method.recordable and overflow is not None and bool(overflow)
 
     def _read(self) -> None:
-        """Remember the parameters before a step."""
-        self._parameters.read(self._parameters.flat("before", self._place))
+        """Copy the parameters before a step."""
+        self._parameters.read(self._parameters.flat("before", self.place))
 
     def _correct(self, movable: tuple[int, ...]) -> None:
-        """Take back what the method takes out of the step from there."""
-        flat = partial(self._parameters.flat, place=self._place)
+        """Undo the part of the step that the method removes."""
+        flat = partial(self._parameters.flat, place=self.place)
         before, step, removed = flat("before"), flat("step"), flat("removed")
-        self._parameters.difference(before, step)  # what the optimizer takes away
-        kept = self._changed(step.vector, before.vector, movable)
-        torch.sub(step.vector, kept, out=removed.vector)
+        self._parameters.difference(before, step)  # the optimizer's step, as it is subtracted
+        changed = self._changed(step.vector, before.vector, movable)
+        torch.sub(step.vector, changed, out=removed.vector)
         self._parameters.add(removed)
         self.removed.add(step.parts, removed.parts)
 
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)
-        if not movable:
+        if not movable or self._is_skipped(optimizer):
             return
         scale = getattr(optimizer, "grad_scale", None)  # fused optimizers unscale on their own
         gradient = self._parameters.gradients()
         if scale is not None:
             gradient /= scale.to(gradient.device)
-        # The gradient that is gone down along, also where the optimizer goes up along its own.
+        # Methods descend, also where the optimizer ascends.
         upwards = self._parameters.maximized(optimizer)
         for columns in upwards:
             gradient[:, columns].neg_()
-        kept = self._changed(gradient, self._parameters.read(), movable)
-        if self.method.is_projection:
+        changed = self._changed(gradient, self._parameters.read(), movable)
+        if self.method.acts_on == "update":
             parts = self._parameters.parts
-            self.removed.add(parts(gradient), parts(gradient - kept))
-            self._noted()
+            self.removed.add(parts(gradient), parts(gradient - changed))
+            self._count_projection()
         if upwards:
-            kept = kept.clone()
+            changed = changed.clone()
         for columns in upwards:
-            kept[:, columns].neg_()
+            changed[:, columns].neg_()
         if scale is not None:
-            kept = kept * scale.to(kept.device)
-        self._parameters.write_gradients(kept, movable)
+            changed = changed * scale.to(changed.device)
+        self._parameters.write_gradients(changed, movable)
 
     def _changed(self, g: Tensor, theta: Tensor, movable: tuple[int, ...]) -> Tensor:
-        """What the method makes of a step or gradient when only some parameters can move."""
-        state: Any = self._state
-        mask = None
+        """The method's change of a step or gradient in which only some parameters can move."""
+        state, mask = self.state, None
         if len(movable) < len(self._parameters.names):
             columns = [self._parameters.columns[i] for i in movable]
             mask = torch.zeros_like(g[0], dtype=torch.bool)
             for some in columns:
                 mask[some] = True
             g = g * mask
-            if isinstance(state, Subspace):
-                state = self._within(state, movable, columns)
-        loss_grad = GuardedLossGrad(self.model, theta, mask, self.generator)
+            if self.method.keeps_directions:
+                state = self._restrict(state, movable, columns)
         with torch.no_grad(), full_precision(g.device):
-            kept: Tensor = self.method.update(g, state, theta, loss_grad)
-        return kept if mask is None else kept * mask
+            changed, after = take_step(self.method, g, state, self.view(theta, mask))
+        if after is not state:
+            if state is not self.state:
+                raise ConfigError(
+                    f"{self.method.name} changes its directions at a step, which a guard cannot "
+                    "follow while only some of the parameters can move"
+                )
+            self.state = after
+        return changed if mask is None else changed * mask
 
-    def _within(self, state: Subspace, movable: tuple[int, ...], columns: list[slice]) -> State:
-        """The subspace restricted to these columns, computed once for every choice of them."""
+    def _restrict(self, state: Subspace, movable: tuple[int, ...], columns: list[slice]) -> Any:
+        """The subspace restricted to the movable parameters, cached for every choice of them."""
         if movable not in self._restricted:
             if len(self._restricted) == _PATTERNS:
                 self._restricted.pop(next(iter(self._restricted)))
             self._restricted[movable] = state.restricted(columns)
         return self._restricted[movable]
 
-    def _noted(self) -> None:
-        """One more step was noted."""
+    def _count_projection(self) -> None:
         self.removed.steps += 1
-        if self.removed.steps % _LOOK_EVERY == 0:
-            self.look()
+        if self.removed.steps % _CHECK_EVERY == 0:
+            self.warn_if_full()
 
-    def look(self) -> None:
-        """Warn, once, if the steps that were seen have nearly all been removed."""
+    def warn_if_full(self) -> None:
+        """Warn, once, if nearly all of the steps was removed."""
         if self._warned or not self.removed.steps:
             return
         share = self.removed.stats().removed
@@ -251,7 +290,7 @@ class Steps:
             self._warned = True
             warnings.warn(
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                "removed; keep fewer directions (components, samples, max_rank) or protect fewer "
+                "removed; store fewer directions (components, samples, max_rank) or protect fewer "
                 "parameters (params)",
                 stacklevel=5,
             )

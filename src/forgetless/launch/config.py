@@ -1,25 +1,34 @@
 """The configuration of a run: every setting, its default, and the presets of the benchmarks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from fnmatch import fnmatch
+from functools import cached_property
 from typing import Any, final
 
-from forgetless.data import SCENARIOS, ScenarioOptions, unused_by_scenario
+from forgetless.data import (
+    ScenarioOptions,
+    scenario_defaults,
+    scenario_settings,
+    unused_by_scenario,
+)
 from forgetless.methods import METHODS, Method, build_method, method_class, method_options
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import check_option, flag, option
-from forgetless.training.models import ModelOptions
+from forgetless.support.plugins import absolute, short_name, unknown
+from forgetless.training.description import flat_config
+from forgetless.training.models import ModelOptions, model_defaults, model_settings
 from forgetless.training.settings import Training
 
 _MOST_SEEDS = 1000
 PROTOCOLS = ("corrected", "released")
+_OF_ALL_RUNS = frozenset({"seeds", "device", "protocol"})  # not in a trace's config
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Config(Training, ModelOptions, ScenarioOptions):
-    """Everything that decides the result of a run.
+    """The settings of a run.
 
     Attributes:
         options: the method's own settings by name, as `method_options` lists them.
@@ -31,7 +40,7 @@ class Config(Training, ModelOptions, ScenarioOptions):
     device: str = option("auto", "cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")
     protocol: str = option(
         "corrected",
-        "The methods as they should be, or with all departures of the paper's released code.",
+        "The methods as the paper's text has them, or as its released code has them.",
         choices=PROTOCOLS,
     )
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -51,27 +60,44 @@ class Config(Training, ModelOptions, ScenarioOptions):
         return seeds
 
     def build_method(self) -> Method[Any]:
-        """The method with its options."""
+        """The method with its options, built at the first call."""
+        return self._method
+
+    @cached_property
+    def _method(self) -> Method[Any]:
         return build_method(self.method, self.options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the method: its class may be in a file that another process has yet to load."""
+        return {name: value for name, value in vars(self).items() if name != "_method"}
+
     def as_dict(self) -> dict[str, Any]:
-        """All settings in one flat dictionary, as a trace stores them."""
-        settings = asdict(self)
-        settings |= settings.pop("options")
-        return settings
+        """The settings that the run uses, flat, as its trace has them."""
+        tasks = {"scenario": self.scenario, **scenario_settings(self.scenario, self)}
+        return flat_config(tasks, model_settings(self), self.build_method(), self)
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method; of one in a file, the name that its class has."""
+        return method_class(self.method).name
+
+    @property
+    def title(self) -> str:
+        """The names of the scenario and the method."""
+        return f"{short_name(self.scenario)} {self.method_name}"
 
     def with_options(self, **options: Any) -> "Config":
         """The same configuration with other settings of the method."""
         return replace(self, options={**self.options, **options})
 
     def with_method(self, method: str, **options: Any) -> "Config":
-        """The same configuration of everything but the method, for another one with its options."""
+        """The same configuration with another method and its options."""
         other = {"scenario", "method", "options"}
         common = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in other}
         return resolve(self.scenario, method, **common | options)
 
 
-# What differs from the defaults, for the scenarios that a pattern fits; later ones win.
+# Other values than the defaults, for the scenarios that match a pattern; later ones win.
 # MNIST and CIFAR-100: the settings of the paper's experiments.
 PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("*-mnist", {"train_per_class": 1000}),
@@ -94,7 +120,7 @@ RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def setting_fields() -> dict[str, dict[str, Field[Any]]]:
-    """Setting → the fields that it sets, by the name of the method; "" for those of all runs."""
+    """Setting → its fields by the name of the method; "" for a setting of all runs."""
     found = {f.name: {"": f} for f in fields(Config) if f.name != "options"}
     for name in METHODS:
         for setting, of in method_options(name).items():
@@ -102,79 +128,78 @@ def setting_fields() -> dict[str, dict[str, Field[Any]]]:
     return found
 
 
-def resolve(scenario: str, method: str, **given: Any) -> Config:
+def resolve(
+    scenario: str, method: str, own: Mapping[str, Any] | None = None, **given: Any
+) -> Config:
     """The configuration of a run: defaults, then the scenario's preset, then what was given.
 
     Arguments:
-        scenario, method: names; `forgetless list` shows them.
-        given: settings by name; None means not given. Those of other methods are checked only.
+        scenario, method: names; `forgetless list` shows them. Or plug-ins, as `model` may be.
+        own: options of the method, whatever other settings are called.
+        given: settings by name; None means not given. Settings of other methods are only checked.
     """
-    if scenario not in SCENARIOS:
-        raise ConfigError(f"unknown scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
-    method_class(method)
-    known = setting_fields()
+    scenario, method = absolute(scenario), absolute(method)
+    known, fields_of_method = setting_fields(), method_options(method)
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}; there are {', '.join(known)}")
-        of = known[name]
-        own = of.get("") or of.get(method) or next(iter(of.values()))
-        check_option(own, value, flag(name))
+        if name not in known and name not in fields_of_method:
+            raise ConfigError(unknown("setting", name, known))
+        of_all, first = known.get(name, {}), next(iter(known.get(name, {}).values()), None)
+        own_field = of_all.get("") or fields_of_method.get(name) or first
+        check_option(own_field, value, flag(name))  # type: ignore[arg-type]
     tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
-    settings: dict[str, Any] = {}
+    preset: dict[str, Any] = {}
     for table in tables:
-        for pattern, preset in table:
+        for pattern, values in table:
             if fnmatch(scenario, pattern):
-                settings |= preset
-    settings |= given
-    options = {s: settings.get(s, f.default) for s, f in method_options(method).items()}
-    common = {name: value for name, value in settings.items() if "" in known[name]}
+                preset |= values
+    model = absolute(given.get("model", preset.get("model", ModelOptions.model)))
+    settings = preset | scenario_defaults(scenario) | model_defaults(model) | given
+    common = {name: value for name, value in settings.items() if "" in known.get(name, {})}
+    common["model"] = model
+    # Presets are for built-in methods. An option of a plug-in that is called as a setting of all
+    # runs, such as lr, is set in `own` only.
+    usual = settings if method in METHODS else {n: v for n, v in given.items() if n not in common}
+    options = {}
+    for name, of in fields_of_method.items():
+        if own is not None and name in own:
+            check_option(of, own[name], f"--set {name}")
+            options[name] = own[name]
+        elif name in usual:
+            options[name] = usual[name]
+        elif of.default is not MISSING:
+            options[name] = of.default
+        elif of.default_factory is MISSING:
+            raise ConfigError(f"{method_class(method).name} needs --set {name}=…")
     return Config(scenario=scenario, method=method, options=options, **common)
-
-
-def unused_settings(settings: Mapping[str, Any]) -> set[str]:
-    """The settings that the method and the scenario of a run do not use.
-
-    Arguments:
-        settings: all of them. Methods and scenarios of a script's own may use any.
-    """
-    method, scenario = settings.get("method"), settings.get("scenario")
-    unused: set[str] = set()
-    if isinstance(method, str) and method in METHODS:
-        kind = METHODS[method]
-        of_methods = {name for name, of in setting_fields().items() if "" not in of}
-        unused |= of_methods - method_options(method).keys()
-        unused |= {old for new, old in kind.replaces.items() if settings.get(new) is not None}
-        unused |= set() if kind.keeps_directions else {"storage", "budget"}
-        unused |= set() if kind.protects else {"unprotected"}
-    if isinstance(scenario, str) and scenario in SCENARIOS:
-        unused |= unused_by_scenario(scenario)
-    return unused
 
 
 def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
     """Reject a setting that was given and that none of the runs uses.
 
     Arguments:
-        configs: of runs on one scenario, made from what was given.
+        configs: those of runs on one scenario, made from `given`.
         given: settings by name, as for `resolve`.
     """
-    scenario, methods = configs[0].scenario, [config.method for config in configs]
-    idle = set.intersection(*(unused_settings(config.as_dict()) for config in configs))
+    scenario, methods = configs[0].scenario, [config.method_name for config in configs]
+    kinds = [method_class(config.method) for config in configs]
+    used = _OF_ALL_RUNS.union(*(config.as_dict() for config in configs))
     for name, value in given.items():
-        if value is None or name not in idle:
+        if value is not None and name in unused_by_scenario(scenario, given):
+            raise ConfigError(f"{short_name(scenario)} does not use {flag(name)}")
+        if value is not None and name in configs[0].unused:
+            raise ConfigError(f"{flag(name)} is only for {configs[0].unused[name]}")
+        if value is None or name in used:
             continue
-        if name in unused_by_scenario(scenario):
-            raise ConfigError(f"{scenario} does not use {flag(name)}")
-        instead = [new for m in methods for new, old in METHODS[m].replaces.items() if old == name]
+        instead = [new for m in kinds for new, old in m.replaces.items() if old == name]
         given_too = [flag(new) for new in instead if given.get(new) is not None]
-        beside = f" beside {given_too[0]}" if given_too else ""
+        besides = f" with {given_too[0]}" if given_too else ""
         verb = "does" if len(methods) == 1 else "do"
-        raise ConfigError(f"{', '.join(methods)} {verb} not use {flag(name)}{beside}")
+        raise ConfigError(f"{', '.join(methods)} {verb} not use {flag(name)}{besides}")
 
 
 def describe_default(name: str) -> str:
-    """The default of a setting and the scenarios that have another one, for people."""
+    """The default of a setting, and the scenarios with another one, in words."""
     defaults = {_shown(of.default): None for of in setting_fields()[name].values()}
     others = [f"{_shown(preset[name])} for {p}" for p, preset in PRESETS if name in preset]
     protocol = [

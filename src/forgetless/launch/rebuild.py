@@ -1,60 +1,178 @@
-"""What a trace was made with, made again: its settings, its tasks, its network."""
+"""The tasks, the settings and the network of a run made again, from its trace."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.data import Scenario, Split, build_scenario
-from forgetless.launch.config import Config, resolve
-from forgetless.support.errors import ConfigError, TraceError
+from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, build_scenario
+from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError
+from forgetless.support.imports import load_object
+from forgetless.support.plugins import Kind, installed
 from forgetless.trace import Trace
-from forgetless.training.models import HEAD, build_model
+from forgetless.training.build import ModelSource, head_of, make_model
+from forgetless.training.description import layers_fingerprint, task_fingerprint
+from forgetless.training.models import MODELS, ModelFactory, ModelOptions
+from forgetless.training.settings import Training
+
+Made = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script
+_SCRIPT = "a function of the script, --from SCRIPT.py:FUNCTION, that returns"
 
 
-def settings_of(trace: Trace) -> Config:
-    """The settings of a run that `forgetless run` or `compare` made."""
-    settings = dict(trace.config)
-    if not {"scenario", "method"} <= set(settings):
-        where = trace.path if trace.path is not None else "the run"
-        raise TraceError(
-            f"{where} was not made by `forgetless run`: its tasks and its network are in the "
-            "script that made it"
+@final
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a run was made with.
+
+    Attributes:
+        tasks: its tasks.
+        model: the network or a function that makes it, with any weights.
+        training: the settings of its training.
+        heads: how the names of the last layer's parameters begin, if the run named it.
+    """
+
+    tasks: Scenario
+    model: ModelSource
+    training: Training
+    heads: tuple[str, ...]
+
+    def network(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The network with these weights; frozen parameters take no gradient."""
+        module = make_model(self.model, seed=0)
+        try:
+            module.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"the weights do not fit the model of the run: {reason}") from error
+        for name, parameter in module.named_parameters():
+            frozen = name.startswith(self.training.prefixes["freeze"])
+            parameter.requires_grad_(parameter.requires_grad and not frozen)
+        return module
+
+    def out_of_reach(self, module: nn.Module) -> list[str]:
+        """The parameters that are trained but not projected, such as heads."""
+        heads = self.heads if self.tasks.has_heads else ()
+        if self.tasks.has_heads and not heads:
+            few = self.tasks.task(0, (0,)).train.subset(torch.arange(2))
+            heads = head_of(module, samples_of(few)[0], self.tasks.n_outputs)
+        trained = [name for name, p in module.named_parameters() if p.requires_grad]
+        return [n for n in trained if n.startswith(self.training.prefixes["unprotected"] + heads)]
+
+
+def rebuild(
+    trace: Trace,
+    *,
+    tasks: Scenario | None = None,
+    model: ModelSource | None = None,
+    data: Path | None = None,
+    n_tasks: int = 0,
+    download: bool = False,
+) -> Rebuilt:
+    """What a run was made with: from its configuration, or as it is given where a script made it.
+
+    Nothing that a trace names is imported.
+
+    Arguments:
+        trace: the run's.
+        tasks, model: as `fit` took them, for runs with tasks or a model of a script's own; they
+            are checked against the run's fingerprints.
+        data: folder to look for datasets in first.
+        n_tasks: how many tasks are needed, if a benchmark is to have more than the run learned.
+        download: fetch a benchmark's dataset if it is not on disk.
+    """
+    where = str(trace.path) if trace.path is not None else "the run"
+    config = trace.config
+    if tasks is None or model is None:
+        _check_given(where, config, tasks, model)
+    if tasks is None:
+        options = {"tasks": max(n_tasks, len(trace.tasks))}
+        chosen = _chosen(ScenarioOptions, config | options)
+        tasks = build_scenario(str(config["scenario"]), chosen, data, download=download)
+    else:
+        _check_tasks(where, trace, tasks)
+    if model is None:
+        model = ModelFactory(_chosen(ModelOptions, config), tasks.input_shape, tasks.n_outputs)
+    elif layers_fingerprint(make_model(model, seed=0)) != trace.fingerprint.get("model"):
+        warnings.warn(
+            f"{where} was trained with another model than the one given: its layers or their "
+            "code differ",
+            ForgetlessWarning,
+            stacklevel=2,
         )
-    settings.pop("storage_chosen", None)  # what came of the budget, which is the setting
-    return resolve(settings.pop("scenario"), settings.pop("method"), **settings)
+    heads = tuple(part for part in str(config.get("heads", "")).split(",") if part)
+    return Rebuilt(tasks, model, _chosen(Training, config), heads)
 
 
-def tasks_of(trace: Trace, data: Path | None = None) -> Scenario:
-    """The tasks of such a run, its images taken from the disk."""
-    config = settings_of(trace)
-    return build_scenario(config.scenario, config, data, download=False)
+def load_made(text: str) -> Made:
+    """Tasks and model from a script's function, "script.py:make".
 
-
-def network_of(config: Config, tasks: Scenario, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The network of the settings with these weights; what is frozen takes no gradient."""
-    model = build_model(config, tasks.input_shape, tasks.n_outputs)
-    try:
-        model.load_state_dict(dict(weights))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
+    Arguments:
+        text: the function. It takes no arguments and returns a Scenario, a model (a network or a
+            function that makes one), or both.
+    """
+    made = load_object(text, "--from")
+    if callable(made) and not isinstance(made, nn.Module | Scenario):
+        try:
+            made = made()
+        except Exception as error:
+            raise ConfigError(
+                f"--from {text} cannot be called: {type(error).__name__}: {error}"
+            ) from error
+    parts = made if isinstance(made, tuple) else (made,)
+    tasks = [part for part in parts if isinstance(part, Scenario)]
+    models = [p for p in parts if isinstance(p, nn.Module) or (callable(p) and p not in tasks)]
+    if not parts or len(tasks) > 1 or len(models) > 1 or len(tasks) + len(models) < len(parts):
+        kinds = ", ".join(type(part).__name__ for part in parts) or "nothing"
         raise ConfigError(
-            f"the weights do not fit the {config.model} of the run: {reason}"
-        ) from error
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(config.beginnings["freeze"]))
-    return model
-
-
-def out_of_reach(config: Config, tasks: Scenario, model: nn.Module) -> list[str]:
-    """The parameters that are trained, but not projected, such as heads."""
-    heads = (f"{HEAD}.",) if tasks.has_heads else ()
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [name for name in trained if name.startswith(config.beginnings["unprotected"] + heads)]
+            f"--from {text} must return tasks (a Scenario), a model, or both, not {kinds}"
+        )
+    return (tasks[0] if tasks else None), (models[0] if models else None)
 
 
 def samples_of(split: Split) -> tuple[Tensor, Tensor]:
     """All samples as the first seed sees them: inputs (n, *) and labels (n,)."""
     inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
     return inputs[0], labels[0]
+
+
+def _check_given(
+    where: str, config: Mapping[str, Any], tasks: Scenario | None, model: ModelSource | None
+) -> None:
+    """Reject a run whose tasks or model only its script can make, and that are not given."""
+    lacking = {}
+    if tasks is None and _is_unknown("scenario", config, SCENARIOS):
+        lacking["tasks"] = "tasks"
+    if model is None and _is_unknown("model", {"model": "mlp", **config}, MODELS):
+        lacking["model"] = f"a model ({config.get('model_from', config.get('model'))})"
+    if lacking:
+        raise TraceError(
+            f"{where} was trained with {' and '.join(lacking.values())} of a script's own: give "
+            f"{' and '.join(f'{name}=…' for name in lacking)}, or on the command line {_SCRIPT} "
+            f"{' and '.join(lacking)}"
+        )
+
+
+def _is_unknown(kind: Kind, config: Mapping[str, Any], builtin: Collection[str]) -> bool:
+    """Whether a run's scenario or model is neither built in nor an installed plug-in."""
+    name = config.get(kind)
+    return f"{kind}_from" in config or not (name in builtin or name in installed(kind))
+
+
+def _check_tasks(where: str, trace: Trace, tasks: Scenario) -> None:
+    """Reject tasks that are not those of the run."""
+    known = trace.fingerprint.get("data", [])
+    if tasks.n_tasks < len(known):
+        raise ConfigError(f"{where} learned {len(known)} tasks, and tasks has {tasks.n_tasks}")
+    for t, expected in enumerate(known):
+        if task_fingerprint(tasks.task(t, trace.seeds[:1])) != expected:
+            raise ConfigError(f"tasks are not those of {where}: the data of task {t + 1} differ")
+
+
+def _chosen(kind: Callable[..., Any], config: Mapping[str, Any]) -> Any:
+    """The options of one kind, from a configuration that has others too."""
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in config.items() if name in names})

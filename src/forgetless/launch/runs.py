@@ -1,28 +1,25 @@
 """From a configuration to a trace: the flow behind `forgetless run` and `forgetless compare`."""
 
-import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from forgetless.data import Scenario, build_scenario
 from forgetless.launch.config import Config, resolve
-from forgetless.support.errors import TraceError
-from forgetless.trace import Trace, is_trace, load_trace
-from forgetless.trace.checkpoint import CHECKPOINTS, LOCK, FolderLock, Store, is_locked
+from forgetless.support.errors import ForgetlessWarning, TraceError
+from forgetless.trace import Keep, RunStatus, Trace, is_trace, run_status
+from forgetless.trace.lock import LOCK, FolderLock, is_locked
 from forgetless.training.build import make_learner
-from forgetless.training.fit import Keep, fit
-from forgetless.training.models import build_model
+from forgetless.training.fit import fit
+from forgetless.training.models import ModelFactory
 from forgetless.training.settings import Observer
 
 COMPARISON = "comparison.json"
-JOBS = "jobs"  # in a run's folder, those of its seeds while they are trained apart
-Standing = Literal["nothing", "unfinished", "complete", "other"]
 
 
 def scenario(name: str, *, data: str | Path | None = None, **options: Any) -> Scenario:
@@ -43,16 +40,16 @@ def run(
     on_checkpoint: Callable[[], None] | None = None,
     observer: Observer | None = None,
 ) -> Trace:
-    """Train as the configuration says, or go on where the run in `out` was stopped.
+    """Train as the configuration says, or resume the unfinished run in `out`.
 
     Arguments:
-        seeds: those of the configuration's seeds that are trained; all by default.
+        seeds: those of the configuration's seeds to train; all by default.
     """
     tasks = build_scenario(config.scenario, config, data)
     return fit(
         tasks,
         config.build_method(),
-        partial(build_model, config, tasks.input_shape, tasks.n_outputs),
+        ModelFactory(config, tasks.input_shape, tasks.n_outputs),
         seeds=config.seed_list() if seeds is None else seeds,
         training=config,
         device=config.device,
@@ -61,140 +58,113 @@ def run(
         keep=keep,
         checkpoint_every=checkpoint_every,
         on_checkpoint=on_checkpoint,
-        config=config.as_dict(),
         observer=observer,
     )
 
 
 def check_names(configs: Sequence[Config], data: Path | None) -> None:
-    """Refuse names of parameters with which a run could not begin, before any run does."""
+    """Reject names of parameters that the model does not have, before any run begins."""
     for config in configs:
         if config.freeze or config.unprotected:
             tasks = build_scenario(config.scenario, config, data)
-            model = partial(build_model, config, tasks.input_shape, tasks.n_outputs)
+            model = ModelFactory(config, tasks.input_shape, tasks.n_outputs)
             method, first = config.build_method(), config.seed_list()[:1]
             make_learner(tasks, method, model, first, config, None, torch.device("cpu"))
 
 
-def standing(folder: Path, config: Config, keep: Keep | None = None) -> Standing:
-    """What a folder holds of the run with these settings.
-
-    Arguments:
-        keep: what the trace is to keep; a run that goes on must have begun so. None if anything
-            will do.
-    """
-    if is_trace(folder):
-        trace = load_trace(folder)
-        if trace.status == "complete":
-            return "complete" if _same(trace.config, config) else "other"
-    store = Store(folder / CHECKPOINTS)
-    if store.exists():
-        manifest = store.manifest()
-        if manifest is None:
-            return "unfinished"  # what cannot be read is left to `fit`, which says why
-        begun = manifest["settings"]
-        fits = _same(begun["config"], config) and keep in (None, begun["keep"])
-        return "unfinished" if fits else "other"
-    if is_trace(folder):
-        return "other"
-    return _parts_standing(folder, config, keep)
-
-
-def _parts_standing(folder: Path, config: Config, keep: Keep | None) -> Standing:
-    """What there is of a run whose seeds were being trained apart."""
-    found: set[Standing] = set()
-    for part in folder.glob(f"{JOBS}/*"):
-        one = standing(part, config, keep)
-        # A part that was killed before its first checkpoint begins again.
-        ours = one == "other" and not Store(part / CHECKPOINTS).exists()
-        found.add("unfinished" if ours and _same(load_trace(part).config, config) else one)
-    if "other" in found:
-        return "other"
-    return "unfinished" if found - {"nothing"} else "nothing"
-
-
-def _same(kept: dict[str, Any], config: Config) -> bool:
-    """Whether the settings are these; one that is younger than the run was not set."""
-    here: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    return all(kept[n] == value if n in kept else not value for n, value in here.items())
+def status_of(folder: Path, config: Config, keep: Keep | None = None) -> RunStatus:
+    """What a folder holds of the run with these settings; see `run_status`."""
+    return run_status(folder, config.as_dict(), config.seed_list(), keep)
 
 
 @contextmanager
 def output_folder(
     out: Path | None, name: str, parts: Mapping[str, Config], *, overwrite: bool, resume: bool
-) -> Iterator[Path]:
-    """A folder for results, there from the start so that no other run takes it.
+) -> Iterator[tuple[Path, Mapping[str, RunStatus]]]:
+    """A folder for results, and the state of the runs in it; made at once, to be found taken.
 
-    Without `out` it is the latest of runs/NAME, runs/NAME-2 and so on if that holds the same run
-    unfinished, or else a new one. An `out` that holds another run needs `overwrite`, one that
-    holds the same run complete needs `overwrite` or `resume`, one that holds other files is
-    refused. If nothing comes to be written in it, it is removed again.
+    Without `out` it is the latest of runs/NAME, runs/NAME-2, … that holds the same runs unfinished,
+    or else a new one. An `out` that holds other runs needs `overwrite`, one that holds the same
+    runs complete needs `overwrite` or `resume`, and one that holds other files is rejected. The
+    folder is removed if it stays empty.
 
     Arguments:
-        parts: the runs that are to be in it, by the name of their folder in it.
+        parts: the configuration of each run, by the name of its folder in this one.
     """
-    if out is not None:
-        _refuse_occupied(out, parts, overwrite, resume)
     created: list[Path] = []
+    states: Mapping[str, RunStatus] = dict.fromkeys(parts, RunStatus("nothing"))
     try:
-        folder = out if out is not None else _unfinished(Path("runs"), name, parts)
-        if folder is None:
-            folder = _make_new(Path("runs"), name, created)
-        _make(folder, created)
-        # A single run holds its folder by itself.
+        if out is not None:
+            folder, states = out, _accepted_states(out, parts, overwrite, resume)
+            _make(out, created)
+        else:
+            found = _unfinished(Path("runs"), name, parts)
+            folder, states = found or (_make_new(Path("runs"), name, created), states)
+        # A single run locks its folder by itself.
         with FolderLock(folder) if len(parts) > 1 else nullcontext():
-            yield folder
+            yield folder, states
     finally:
         for empty in (f for f in reversed(created) if not any(f.iterdir())):
             empty.rmdir()
 
 
-def _refuse_occupied(
+def _accepted_states(
     folder: Path, parts: Mapping[str, Config], overwrite: bool, resume: bool
-) -> None:
+) -> Mapping[str, RunStatus]:
+    """The states of the runs in a folder, unless it must not be used."""
+    nothing: Mapping[str, RunStatus] = dict.fromkeys(parts, RunStatus("nothing"))
     if folder.exists() and not folder.is_dir():
         raise TraceError(f"--out {folder} cannot be a folder: it is a file")
     # A run that was killed early leaves folders with nothing but locks in them.
     if not any(f.is_file() and f.name != LOCK for f in folder.rglob("*")):
-        return
-    if overwrite and (is_trace(folder) or (folder / COMPARISON).is_file()):
-        return
-    found = {standing(folder / part, config) for part, config in parts.items()}
-    if found == {"nothing"} and not (folder / COMPARISON).is_file():
-        if is_trace(folder):  # of a single run, where several are to be
-            found = {"other"}
-        else:
-            raise TraceError(
-                f"--out {folder} holds files that are not a run's; choose another folder"
-            )
+        return nothing
+    of_runs = is_trace(folder) or (folder / COMPARISON).is_file()
+    if overwrite and of_runs:
+        return nothing
+    try:
+        states = {part: status_of(folder / part, config) for part, config in parts.items()}
+    except TraceError as error:
+        raise TraceError(f"{error}; choose another folder or add --overwrite") from error
+    found = {status.kind for status in states.values()}
+    if found == {"nothing"} and not of_runs:
+        raise TraceError(f"--out {folder} holds files that are not a run's; choose another folder")
     if overwrite:
-        return
-    if "other" in found:
+        return nothing
+    if "other" in found or (found == {"nothing"} and is_trace(folder)):
+        differences = [f": {s.difference}" for s in states.values() if s.difference] or [""]
         raise TraceError(
-            f"--out {folder} holds a run with other settings, or one that cannot go on; choose "
-            "another folder or add --overwrite"
+            f"--out {folder} holds another run{differences[0]}; choose another folder or add "
+            "--overwrite"
         )
     if found == {"complete"} and not resume:
         raise TraceError(
             f"--out {folder} holds this run, complete; --resume shows its results, --overwrite "
             "runs it again"
         )
+    return states
 
 
-def _unfinished(root: Path, name: str, parts: Mapping[str, Config]) -> Path | None:
-    """The latest folder with the same run unfinished, if no process is writing it."""
+def _unfinished(
+    root: Path, name: str, parts: Mapping[str, Config]
+) -> tuple[Path, Mapping[str, RunStatus]] | None:
+    """The latest folder with the same runs unfinished, if no process is writing it."""
     latest = None
     for n in count(1):
         folder = _numbered(root, name, n)
         if not folder.is_dir():
             return latest
-        # Looked at first: a run that is completed in the meantime is not to be found unfinished.
+        # Locks first: a run that is completed in the meantime must not be found unfinished.
         if any(is_locked(f) for f in (folder, *(folder / part for part in parts))):
             continue
-        found = [standing(folder / part, config) for part, config in parts.items()]
-        begun = "unfinished" in found or ("complete" in found and "nothing" in found)
+        try:
+            states = {part: status_of(folder / part, config) for part, config in parts.items()}
+        except TraceError as error:
+            warnings.warn(f"{error}; it is left as it is", ForgetlessWarning, stacklevel=2)
+            continue
+        found = {status.kind for status in states.values()}
+        begun = "unfinished" in found or found == {"complete", "nothing"}
         if begun and "other" not in found:
-            latest = folder
+            latest = folder, states
     return latest
 
 

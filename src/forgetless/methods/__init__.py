@@ -1,29 +1,24 @@
 """Continual-learning methods, one file each, behind one interface."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from forgetless.methods.agem import AGEM
-from forgetless.methods.base import (
-    FinishedTask,
-    LoadSamples,
-    LossGrad,
-    Method,
-    Nothing,
-    Samples,
-    SampleSet,
-    State,
-)
+from forgetless.methods.base import ActsOn, Method
 from forgetless.methods.ewc import EWC
 from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
 from forgetless.methods.joint import Joint
+from forgetless.methods.kron_ogd import KronOGD
 from forgetless.methods.ogd import OGD
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
-from forgetless.support.errors import ConfigError
-from forgetless.support.options import setting_name
+from forgetless.methods.view import FinishedTask, LoadSamples, Samples, SampleSet, View, choose
+from forgetless.support.errors import ConfigError, require
+from forgetless.support.options import option, setting_name
+from forgetless.support.plugins import plugin, wrong_kind
 
 __all__ = [
     "AGEM",
@@ -34,20 +29,22 @@ __all__ = [
     "OGD",
     "PCAOGD",
     "SGD",
+    "ActsOn",
     "FinishedTask",
     "Joint",
+    "KronOGD",
     "LoadSamples",
-    "LossGrad",
     "Method",
-    "Nothing",
     "SampleSet",
     "Samples",
-    "State",
+    "View",
     "build_method",
+    "choose",
     "method_class",
     "method_label",
     "method_options",
     "method_settings",
+    "option",
 ]
 
 # From the plainest on: the order of tables and lists. A new method is one more line.
@@ -60,14 +57,27 @@ METHODS: dict[str, type[Method[Any]]] = {
     GEMNT.name: GEMNT,
     OGD.name: OGD,
     PCAOGD.name: PCAOGD,
+    KronOGD.name: KronOGD,
 }
 
 
 def method_class(name: str) -> type[Method[Any]]:
-    """The method of that name."""
-    if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
-    return METHODS[name]
+    """The method of that name: a built-in one, an installed plug-in, or `my_file.py:GPM`."""
+    if name in METHODS:
+        return METHODS[name]
+    found = plugin("method", name, METHODS)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise wrong_kind("method", name, found, "a subclass of Method")
+    # A class that does not say what it acts on explains that when it is made.
+    lacking = sorted(set(getattr(found, "__abstractmethods__", ())) - {"acts_on"})
+    lacking += [] if isinstance(getattr(found, "name", None), str) else ["name"]
+    if lacking or not is_dataclass(found):
+        what = f"has no {', '.join(lacking)}" if lacking else "is no dataclass"
+        raise ConfigError(f"the method {name} is not complete: {found.__name__} {what}")
+    # A name is a folder's too.
+    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9+._-]*", found.name) is not None
+    require(fits, f"the name of {found.__name__}", found.name, "letters, digits and + . _ -")
+    return found
 
 
 def method_label(name: str) -> str:
@@ -84,7 +94,7 @@ def method_options(name: str) -> dict[str, Field[Any]]:
 def build_method(name: str, settings: Mapping[str, Any]) -> Method[Any]:
     """The method of that name with its share of the settings; others are ignored."""
     chosen = {f.name: settings[s] for s, f in method_options(name).items() if s in settings}
-    return METHODS[name](**chosen)
+    return method_class(name)(**chosen)
 
 
 def method_settings(method: Method[Any]) -> dict[str, Any]:

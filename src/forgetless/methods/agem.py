@@ -1,38 +1,19 @@
 """Averaged gradient episodic memory (Chaudhry et al. 2019)."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor
 
 from forgetless.linalg import project_halfspace
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
 from forgetless.methods.rehearsal import Rehearsal
-from forgetless.support.options import option
-from forgetless.support.validation import whole
+from forgetless.methods.view import FinishedTask, Samples, View, choose
+from forgetless.support.options import option, whole
 
 
 @final
 @dataclass(frozen=True)
-class Pool:
-    """The remembered samples of all tasks in one pool."""
-
-    samples: SampleSet | None = None
-
-    def tensors(self, seed: int) -> dict[str, Tensor]:
-        """The samples of a seed."""
-        return {} if self.samples is None else self.samples.tensors(seed)
-
-    @classmethod
-    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]], load: LoadSamples) -> "Pool":
-        """From what `tensors` gave for each seed."""
-        return cls(load(of_seeds) if of_seeds[0] else None)
-
-
-@final
-@dataclass(frozen=True)
-class AGEM(Rehearsal[Pool]):
+class AGEM(Rehearsal[Any]):
     """Steps never oppose the loss gradient on a random batch of remembered samples.
 
     g̃ = g − min(0, ⟨g, r⟩) / ⟨r, r⟩ · r, with r the memory batch's mean gradient.
@@ -48,7 +29,7 @@ class AGEM(Rehearsal[Pool]):
     name: ClassVar[str] = "a-gem"
     label: ClassVar[str] = "A-GEM"
     summary: ClassVar[str] = "averaged GEM: no step against the memory's loss gradient"
-    kept = Pool
+    acts_on = "update"
     memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
     batch_size: int = option(
         256, "Stored samples in a step.", accepted=whole(1), setting="agem_batch"
@@ -66,24 +47,35 @@ class AGEM(Rehearsal[Pool]):
         """The loss on earlier tasks depends on their heads; the released code leaves them out."""
         return self.heads == "own"
 
-    def update(self, g: Tensor, state: Pool, theta: Tensor, loss_grad: LossGrad) -> Tensor:
-        """Project on the half-space that does not raise the memory's loss."""
-        if state.samples is None:
-            return g
-        released = self.heads == "released"
-        reference = loss_grad(state.samples, self.batch_size, one_head=released)
-        return project_halfspace(g, reference)
+    def init(self, view: View) -> None:
+        """No samples yet."""
 
-    def consolidate(self, state: Pool, theta: Tensor, task: FinishedTask) -> Pool:
-        """Keep some samples of the task."""
+    def update(self, g: Tensor, state: Any, view: View) -> tuple[Tensor, Any]:
+        """Project on the half-space that does not raise the stored samples' loss."""
+        if state is None:
+            return g, state
+        chosen = choose(view, state, self.batch_size)
+        if self.heads == "released":
+            chosen = _through_first_head(chosen, view)
+        return project_halfspace(g, view.gradient(chosen)), state
+
+    def consolidate(self, state: Any, view: View, task: FinishedTask) -> Any:
+        """Store some samples of the task."""
         new = task.draw(self.memory)
-        return Pool(new if state.samples is None else state.samples + new)
+        return new if state is None else state + new
 
     @property
     def may_leave_unprotected(self) -> bool:
         """The released code stops training everything out of reach after the first task."""
         return self.heads == "own"
 
-    def trains_heads(self, state: Pool) -> bool:
+    def trains_heads(self, state: Any) -> bool:
         """Always, except as the released code does."""
-        return self.heads == "own" or state.samples is None
+        return self.heads == "own" or state is None
+
+
+def _through_first_head(samples: Samples, view: View) -> Samples:
+    """The samples as if all belonged to the task of the first."""
+    starts = view.starts  # first: a guard, whose samples have no tasks, says here that it cannot
+    tasks = samples.tasks[:, :1].expand_as(samples.tasks)
+    return Samples(samples.inputs, samples.labels - starts[samples.tasks] + starts[tasks], tasks)

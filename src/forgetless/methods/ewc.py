@@ -1,6 +1,5 @@
 """Elastic weight consolidation (Kirkpatrick et al. 2017)."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -8,10 +7,9 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import inner
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method
-from forgetless.subspace import DENSE, Storage
-from forgetless.support.options import option
-from forgetless.support.validation import real
+from forgetless.methods.base import Method
+from forgetless.methods.view import FinishedTask, View
+from forgetless.support.options import option, real
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
 # task's size: 10,000 samples weigh 9.8 times as much as in the mean.
@@ -31,10 +29,6 @@ class Elastic:
     fisher: Tensor
     anchor: Tensor
 
-    def tensors(self, seed: int) -> dict[str, Tensor]:
-        """Stiffness and rest position of a seed's weights."""
-        return {"fisher": self.fisher[seed], "anchor": self.anchor[seed]}
-
 
 @final
 @dataclass(frozen=True)
@@ -53,7 +47,11 @@ class EWC(Method[Elastic]):
     name: ClassVar[str] = "ewc"
     label: ClassVar[str] = "EWC"
     summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
-    uses_loss_grad: ClassVar[bool] = False
+    acts_on = "gradient"
+    needs_model: ClassVar[bool] = False
+    idle_before_first_task: ClassVar[bool] = True
+    recordable: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
     strength: float = option(
         10.0, "Weight of the penalty.", accepted=real(0), setting="ewc_strength"
     )
@@ -66,42 +64,24 @@ class EWC(Method[Elastic]):
     )
 
     @property
-    def is_projection(self) -> bool:
-        """The penalty's gradient is added to the gradient."""
-        return False
-
-    @property
     def steadied_by(self) -> str:
         """Where lr · strength · F is above 2, every step overshoots the anchor by more."""
         return f"a smaller strength than {self.strength:g}"
 
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Elastic:
+    def init(self, view: View) -> Elastic:
         """No spring before the first task."""
-        return Elastic(torch.zeros_like(theta), torch.zeros_like(theta))
-
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Elastic:
-        """What was remembered."""
-        fisher, anchor = (
-            torch.stack([of[name] for of in of_seeds]).to(theta) for name in ("fisher", "anchor")
-        )
-        return Elastic(fisher, anchor)
+        return Elastic(torch.zeros_like(view.theta), torch.zeros_like(view.theta))
 
     def penalty(self, state: Elastic, theta: Tensor) -> Tensor:
         """½ strength · Σ_i F_i (θ_i − θ*_i)², (S,)."""
         return 0.5 * self.strength * inner(state.fisher, (theta - state.anchor).square())
 
-    def update(self, g: Tensor, state: Elastic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+    def update(self, g: Tensor, state: Elastic, view: View) -> tuple[Tensor, Elastic]:
         """The gradient of loss plus penalty."""
-        return g + self.strength * state.fisher * (theta - state.anchor)
+        return g + self.strength * state.fisher * (view.theta - state.anchor), state
 
-    def consolidate(self, state: Elastic, theta: Tensor, task: FinishedTask) -> Elastic:
+    def consolidate(self, state: Elastic, view: View, task: FinishedTask) -> Elastic:
         """Stiffen the springs by the task's Fisher information and re-anchor them."""
         divisor = task.size if self.fisher == "mean" else _RELEASED_DIVISOR
         fisher = task.squared_loss_gradients() / divisor
-        return Elastic(state.fisher + fisher, theta.clone())
+        return Elastic(state.fisher + fisher, view.theta.clone())

@@ -1,20 +1,20 @@
 """Gradient episodic memory (Lopez-Paz and Ranzato 2017)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
 from forgetless.linalg import project_cone
-from forgetless.methods.base import LossGrad
-from forgetless.methods.episodic import Episodic, KeepsSamples
-from forgetless.support.options import option
-from forgetless.support.validation import real, whole
+from forgetless.methods.base import ActsOn
+from forgetless.methods.rehearsal import KeepsEach
+from forgetless.methods.view import View
+from forgetless.support.options import option, real, whole
 
 
 @final
 @dataclass(frozen=True)
-class GEM(KeepsSamples):
+class GEM(KeepsEach):
     """Steps oppose no task's loss gradient: the nearest vector to g with ⟨g̃, g_k⟩ ≥ 0 for all k.
 
     Arguments:
@@ -31,12 +31,14 @@ class GEM(KeepsSamples):
     )
 
     @property
-    def is_projection(self) -> bool:
+    def acts_on(self) -> ActsOn:
         """A margin is in units of the gradients, not of steps."""
-        return self.margin == 0
+        return "update" if self.margin == 0 else "gradient"
 
-    def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+    def update(
+        self, g: Tensor, state: tuple[Any, ...], view: View
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         """Project on the cone that raises no task's loss."""
-        if not state.tasks:
-            return g
-        return project_cone(g, state.mean_gradients(loss_grad), self.margin)
+        if not state:
+            return g, state
+        return project_cone(g, self.mean_gradients(state, view), self.margin), state

@@ -1,20 +1,19 @@
 """GEM without transfer (the PCA-OGD paper, section 4.3)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
 from forgetless.linalg import project_out_span
-from forgetless.methods.base import LossGrad
-from forgetless.methods.episodic import Episodic, KeepsSamples
-from forgetless.support.options import option
-from forgetless.support.validation import whole
+from forgetless.methods.rehearsal import KeepsEach
+from forgetless.methods.view import View
+from forgetless.support.options import option, whole
 
 
 @final
 @dataclass(frozen=True)
-class GEMNT(KeepsSamples):
+class GEMNT(KeepsEach):
     """Steps are orthogonal to every task's loss gradient, whatever the sign: g̃ = (I − G Gᵀ) g.
 
     G's columns are an orthonormal basis of the tasks' mean loss gradients at the current weights.
@@ -28,10 +27,13 @@ class GEMNT(KeepsSamples):
     name: ClassVar[str] = "gem-nt"
     label: ClassVar[str] = "GEM-NT"
     summary: ClassVar[str] = "GEM without transfer: steps orthogonal to every task's loss gradient"
+    acts_on = "update"
     memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
 
-    def update(self, g: Tensor, state: Episodic, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+    def update(
+        self, g: Tensor, state: tuple[Any, ...], view: View
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         """Project out the span of the tasks' mean loss gradients."""
-        if not state.tasks:
-            return g
-        return project_out_span(g, state.mean_gradients(loss_grad))
+        if not state:
+            return g, state
+        return project_out_span(g, self.mean_gradients(state, view)), state

@@ -1,17 +1,14 @@
 """Joint training on all tasks so far: the upper reference, which keeps all data."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
-import torch
 from torch import Tensor
 
 from forgetless.linalg import add_scaled
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, SampleSet
-from forgetless.methods.rehearsal import Rehearsal, part
-from forgetless.support.options import option
-from forgetless.support.validation import whole
+from forgetless.methods.rehearsal import Rehearsal
+from forgetless.methods.view import FinishedTask, View, choose
+from forgetless.support.options import option, whole
 
 
 @final
@@ -19,19 +16,8 @@ from forgetless.support.validation import whole
 class Everything:
     """All training samples of the finished tasks, and how many tasks that were."""
 
-    samples: SampleSet | None = None
+    samples: Any = None
     tasks: int = 0
-
-    def tensors(self, seed: int) -> dict[str, Tensor]:
-        """The samples of a seed, and the number of tasks."""
-        samples = {} if self.samples is None else self.samples.tensors(seed)
-        return {"count": torch.tensor(self.tasks)} | {f"all.{n}": t for n, t in samples.items()}
-
-    @classmethod
-    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]], load: LoadSamples) -> "Everything":
-        """From what `tensors` gave for each seed."""
-        tasks = int(of_seeds[0]["count"])
-        return cls(load([part(of, "all") for of in of_seeds]) if tasks else None, tasks)
 
 
 @final
@@ -50,24 +36,23 @@ class Joint(Rehearsal[Everything]):
     label: ClassVar[str] = "joint"
     summary: ClassVar[str] = "training on all tasks so far, the upper reference"
     keeps_all_data: ClassVar[bool] = True
-    kept = Everything
+    acts_on = "gradient"
     batch_size: int = option(
         32, "Samples of earlier tasks in a step.", accepted=whole(1), setting="joint_batch"
     )
 
-    @property
-    def is_projection(self) -> bool:
-        """The earlier tasks' gradients are added to the gradient."""
-        return False
+    def init(self, view: View) -> Everything:
+        """No samples yet."""
+        return Everything()
 
-    def update(self, g: Tensor, state: Everything, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+    def update(self, g: Tensor, state: Everything, view: View) -> tuple[Tensor, Everything]:
         """Mix in the gradient on the earlier tasks."""
         if state.samples is None:
-            return g
-        earlier = loss_grad(state.samples, self.batch_size)
-        return add_scaled(g, state.tasks / (state.tasks + 1), earlier - g)
+            return g, state
+        earlier = view.gradient(choose(view, state.samples, self.batch_size))
+        return add_scaled(g, state.tasks / (state.tasks + 1), earlier - g), state
 
-    def consolidate(self, state: Everything, theta: Tensor, task: FinishedTask) -> Everything:
-        """Keep all of the task."""
+    def consolidate(self, state: Everything, view: View, task: FinishedTask) -> Everything:
+        """Store all of the task."""
         new = task.draw(task.size)
         return Everything(new if state.samples is None else state.samples + new, state.tasks + 1)

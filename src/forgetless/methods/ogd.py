@@ -3,14 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from torch import Tensor
-
-from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import Subspace
 from forgetless.subspace.footprint import Demand
-from forgetless.support.options import option
-from forgetless.support.validation import whole
+from forgetless.support.options import option, whole
 
 
 @final
@@ -31,9 +28,9 @@ class OGD(Orthogonal):
         100, "Samples of each task whose features are stored.", accepted=whole(1), setting="memory"
     )
 
-    def consolidate(self, state: Subspace, theta: Tensor, task: FinishedTask) -> Subspace:
+    def consolidate(self, state: Subspace, view: View, task: FinishedTask) -> Subspace:
         """Add the features of some samples of the task."""
-        features = task.features(task.draw(self.samples))
+        features = view.features(task.draw(self.samples))
         return state.add_samples(features)
 
     def demand(self, available: int | None = None) -> Demand:

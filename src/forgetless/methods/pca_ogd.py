@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from torch import Tensor
-
-from forgetless.methods.base import FinishedTask
 from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import Subspace
 from forgetless.subspace.footprint import Demand
-from forgetless.support.options import option
-from forgetless.support.validation import SHARE, whole
+from forgetless.support.options import SHARE, option, whole
 
 
 @final
@@ -47,9 +44,9 @@ class PCAOGD(Orthogonal):
         accepted=SHARE,
     )
 
-    def consolidate(self, state: Subspace, theta: Tensor, task: FinishedTask) -> Subspace:
+    def consolidate(self, state: Subspace, view: View, task: FinishedTask) -> Subspace:
         """Add the principal directions of the task's features."""
-        features = task.features(task.draw(self.samples))
+        features = view.features(task.draw(self.samples))
         wanted = self.components if self.variance is None else self.variance
         return state.add_principal(features, wanted, centred=self.centred)
 

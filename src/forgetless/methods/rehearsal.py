@@ -1,52 +1,43 @@
-"""Remembered samples: what all methods that follow the loss on them have in common."""
+"""Stored samples of earlier tasks: what all methods that follow the loss on them have in common."""
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from forgetless.methods.base import LoadSamples, Method, State
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import Method
+from forgetless.methods.view import FinishedTask, View
 
-
-class KeptSamples(State, Protocol):
-    """Samples of earlier tasks; made without arguments, none yet."""
-
-    @classmethod
-    def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]], load: LoadSamples) -> Self:
-        """From what `tensors` gave for each seed."""
-
-
-K = TypeVar("K", bound=KeptSamples)
+K = TypeVar("K")
 
 
 class Rehearsal(Method[K], ABC):
-    """A method that keeps samples of earlier tasks, and follows the loss on them."""
+    """A method that stores samples of earlier tasks, and follows the loss on them."""
 
-    kept: type[K]
+    idle_before_first_task: ClassVar[bool] = True
+    recordable: ClassVar[bool] = True
 
     @property
     def reaches_heads(self) -> bool:
         """The loss on earlier tasks depends on their heads."""
         return True
 
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> K:
+
+class KeepsEach(Rehearsal[tuple[Any, ...]], ABC):
+    """A method that stores some samples of each task, apart from those of the others."""
+
+    memory: int
+
+    def init(self, view: View) -> tuple[Any, ...]:
         """No samples yet."""
-        return self.kept()
+        return ()
 
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> K:
-        """The remembered samples."""
-        return self.kept.restore(of_seeds, load)
+    def consolidate(
+        self, state: tuple[Any, ...], view: View, task: FinishedTask
+    ) -> tuple[Any, ...]:
+        """Store some samples of the task."""
+        return (*state, task.draw(self.memory))
 
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names start with the prefix and a dot, named by what follows it."""
-    cut = len(prefix) + 1
-    return {n[cut:]: t for n, t in tensors.items() if n.startswith(f"{prefix}.")}
+    def mean_gradients(self, state: tuple[Any, ...], view: View) -> Tensor:
+        """g_k = mean loss gradient on the samples of task k, for every task: (S, K, p)."""
+        return view.gradients(state)

@@ -1,44 +1,35 @@
 """Plain stochastic gradient descent: nothing is done against forgetting."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.methods.base import FinishedTask, LoadSamples, LossGrad, Method, Nothing
-from forgetless.subspace import DENSE, Storage
+from forgetless.methods.base import Method
+from forgetless.methods.view import FinishedTask, View
 
 
 @final
 @dataclass(frozen=True)
-class SGD(Method[Nothing]):
+class SGD(Method[None]):
     """g̃ = g, the lower reference."""
 
     name: ClassVar[str] = "sgd"
     label: ClassVar[str] = "SGD"
     summary: ClassVar[str] = "plain SGD, the lower reference"
+    acts_on = "update"
     protects: ClassVar[bool] = False
-    uses_loss_grad: ClassVar[bool] = False
+    needs_model: ClassVar[bool] = False
+    idle_before_first_task: ClassVar[bool] = True
+    recordable: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
 
-    def init(self, theta: Tensor, storage: Storage = DENSE) -> Nothing:
+    def init(self, view: View) -> None:
         """Nothing to remember."""
-        return Nothing()
 
-    def restore(
-        self,
-        of_seeds: Sequence[Mapping[str, Tensor]],
-        theta: Tensor,
-        storage: Storage,
-        load: LoadSamples,
-    ) -> Nothing:
-        """Nothing was remembered."""
-        return Nothing()
-
-    def update(self, g: Tensor, state: Nothing, theta: Tensor, loss_grad: LossGrad) -> Tensor:
+    def update(self, g: Tensor, state: None, view: View) -> tuple[Tensor, None]:
         """The gradient as it is."""
-        return g
+        return g, None
 
-    def consolidate(self, state: Nothing, theta: Tensor, task: FinishedTask) -> Nothing:
+    def consolidate(self, state: None, view: View, task: FinishedTask) -> None:
         """Nothing to remember."""
-        return state

@@ -1,9 +1,9 @@
 """The paper's evidence rebuilt: its tables, its figures, and a verdict on each of its claims."""
 
+from forgetless.paper.artefacts import ARTEFACTS, chosen
+from forgetless.paper.benchmarks import SCALES, scale_named
 from forgetless.paper.build import Plan, Stage, build
 from forgetless.paper.page import write_page
-from forgetless.paper.registry import ARTEFACTS, chosen
-from forgetless.paper.scale import SCALES, scale_named
 
 __all__ = [
     "ARTEFACTS",

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from math import isnan
 
-from forgetless.paper.artefact import Data
+from forgetless.methods import method_label
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
-from forgetless.paper.claims.base import measured
+from forgetless.paper.benchmarks import NAMES
+from forgetless.paper.claims.base import unmeasured
 from forgetless.paper.numbers import DIVERGED, ahead, average, cell, mean, shown
-from forgetless.paper.pictures import LABELS, NAMES
 from forgetless.paper.printed import TABLE1
-from forgetless.paper.store import Results, readable
+from forgetless.paper.results import Data, Results, readable
 
-_RELATED = 0.3  # correlation from which two things go together
-# What the protocols are for A-GEM, the one that answers the question first.
+_RELATED = 0.3  # the least correlation of related quantities
+# Each protocol in words for A-GEM, first the one that answers the question.
 _PROTOCOLS = {
     "frozen": "With proper heads, on the network as released",
     "corrected": "where all of the network trains",
@@ -33,14 +33,16 @@ def _agem(protocols: Data) -> str:
         place = order.index("a-gem")
         near = [order[i] for i in (place - 1, place + 1) if 0 <= i < len(order)]
         leads = {m: ahead(known["a-gem"], known[m]) for m in near}
-        beside = [f"{lead:+.1f} ± {noise:.1f} to {LABELS[m]}" for m, (lead, noise) in leads.items()]
-        accuracy = ", ".join(filter(None, [f"A_T {shown(known['a-gem'])}", " and ".join(beside)]))
+        margins = [
+            f"{lead:+.1f} ± {noise:.1f} to {method_label(m)}" for m, (lead, noise) in leads.items()
+        ]
+        accuracy = ", ".join(filter(None, [f"A_T {shown(known['a-gem'])}", " and ".join(margins)]))
         parts.append(f"{words} number {place + 1} of {len(order)}: {accuracy}")
     return "; ".join(parts) + ". Differences are ± two standard errors."
 
 
 def _structure(data: Data) -> str:
-    """When the features of Permuted have structure."""
+    """The moment from which the features of Permuted have structure."""
     count = data["counts"][2]
     moments = ("task 2, at initialisation", "task 2, before training on it")
     before, reached = (variance.at(data, "permuted", m, count) for m in moments)
@@ -55,24 +57,24 @@ def _structure(data: Data) -> str:
     return (
         f"Once the network has been trained on it. {count} components explain {before:.0f} % of "
         f"a permuted task's features at initialisation, {reached:.0f} % when training on it "
-        f"starts and {after:.0f} % when it ends, which is when PCA-OGD looks. Rotated is no "
-        f"different: {rotated[0]:.0f} % at initialisation, {rotated[1]:.0f} % at the end. The "
+        f"starts and {after:.0f} % when it ends, which is when PCA-OGD computes them. Rotated is "
+        f"no different: {rotated[0]:.0f} % at initialisation, {rotated[1]:.0f} % at the end. The "
         f"moment that fits the paper's numbers best is for {columns}."
     )
 
 
 def _gap(gap: Data) -> str:
-    """Where the difference in F_T comes from."""
+    """The source of the difference in F_T."""
     cells = forgetting_gap.excess(gap)
     printed = mean([TABLE1[b][m].forgetting - mean(gap[b][m]["forgetting"]) for b, m, *_ in cells])
     best = mean([difference for *_, difference, _ in cells])
     benchmark, method, most, _ = max(cells, key=lambda cell: cell[2])
     likeness = forgetting_gap.likeness(gap)
-    far = [f"{NAMES[b]} {LABELS[m]}" for b, m in forgetting_gap.out_of_reach(gap)]
+    far = [f"{NAMES[b]} {method_label(m)}" for b, m in forgetting_gap.out_of_reach(gap)]
     finals = f"{abs(best - printed):.1f} {'higher' if best > printed else 'lower'}"
     text = (
         f"The printed F_T is {printed:.1f} points higher than here, mean over the cells: the best "
-        f"accuracies that it implies are {best:.1f} higher (most for {LABELS[method]} on "
+        f"accuracies that it implies are {best:.1f} higher (most for {method_label(method)} on "
         f"{NAMES[benchmark]}, {most:.1f}), the final ones {finals}. "
     )
     if not isnan(likeness):
@@ -90,7 +92,7 @@ def _gap(gap: Data) -> str:
 
 
 def _noise(likeness: float) -> str:
-    """Whether what noise would add to F_T is like what is missing, by their correlation."""
+    """Whether noise explains the difference in F_T, by their correlation over the cells."""
     if likeness >= _RELATED:
         return "may explain some of it: that would raise F_T most where most is missing"
     if likeness > -_RELATED:
@@ -123,11 +125,7 @@ def _bytes(data: Data) -> str:
 
 
 _QUESTIONS: tuple[tuple[str, str, Callable[[Data], str]], ...] = (
-    (
-        "What is A-GEM's true place on Split CIFAR?",
-        "protocols: cifar/released, cifar/frozen",
-        _agem,
-    ),
+    ("What is A-GEM's true place on Split CIFAR?", "protocols", _agem),
     ("When does Permuted MNIST have structure?", "variance", _structure),
     ("Where does the difference in F_T come from?", "forgetting-gap", _gap),
     ("Does PCA-OGD still win when OGD stores factored samples?", "same-bytes", _bytes),
@@ -138,8 +136,10 @@ def answers(results: Results) -> list[str]:
     """Questions and answers as Markdown lines."""
     lines = []
     for question, needed, answer in _QUESTIONS:
-        data, missing = measured([needed], results)
         with readable(needed):
-            text = f"Not measured yet: {', '.join(missing)}." if missing else answer(*data)
+            if unmeasured(needed, results):
+                text = f"Not measured yet: {needed}."
+            else:
+                text = answer(results[needed]["data"])
         lines.append(f"- **{question}** {text}")
     return [*lines, ""]

@@ -1,41 +1,33 @@
-"""From artefacts to results: train what is missing, measure, write down."""
+"""From artefacts to results: train missing runs, measure, write."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
+from forgetless.data.sources import file_hashes
 from forgetless.launch.engines import Engine, Event, InProcess
-from forgetless.paper.artefact import Artefact
-from forgetless.paper.origin import of_parts, provenance
+from forgetless.paper.artefacts import ARTEFACTS
+from forgetless.paper.benchmarks import Run, Scale
 from forgetless.paper.pictures import Pictures
-from forgetless.paper.registry import ARTEFACTS
-from forgetless.paper.run import Run
-from forgetless.paper.scale import Scale
-from forgetless.paper.store import (
-    FORMAT,
-    is_among,
-    load_results,
-    overlaid,
-    readable,
-    rounded,
-    save_result,
-)
-from forgetless.paper.work import Workshop
+from forgetless.paper.results import FORMAT, load_results, readable, rounded, save_result
+from forgetless.paper.workshop import Artefact, Workshop
 from forgetless.support.errors import TraceError
+from forgetless.support.provenance import versions
 
 
 @final
 @dataclass(frozen=True)
 class Stage:
-    """Where a build is.
+    """The progress of a build.
 
     Arguments:
-        what: what is being done, for people.
-        done: how much of this build's training is done, and how much there is.
-        fresh: whether something new has begun.
-        event: what happened to a job, if that is what it is about.
+        what: the present step, in words.
+        done: the training that is done, in the unit of `Run.effort`.
+        total: the training in all.
+        fresh: whether a new step has begun.
+        event: of a job, if that is the news.
     """
 
     what: str
@@ -51,19 +43,18 @@ Watcher = Callable[[Stage], None]
 @final
 @dataclass(frozen=True)
 class Plan:
-    """Where things are.
+    """How and where to build.
 
     Arguments:
-        scale: how large everything is.
-        runs: folder of the traces, which are kept and used again.
+        scale: the size of everything.
+        runs: folder of the traces, which later builds use again.
         results: folder of the results.
         data: folder with datasets, or None.
-        device: as the command line takes it.
-        train: whether missing runs are trained. If not, what can be measured without them is, what
-            was measured on them before is kept, and artefacts of which nothing can be measured are
-            refused.
-        engine: where they are trained.
-        storage: address of the traces in shared storage; `runs` is then what this machine has.
+        device: in the format of the command line.
+        train: whether to train missing runs. If not, their cells are left out, and artefacts
+            without any run are refused.
+        engine: trains them.
+        storage: address of the traces in shared storage; `runs` is then this machine's copy.
     """
 
     scale: Scale
@@ -77,10 +68,10 @@ class Plan:
 
 
 def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
-    """Build the artefacts; what an earlier build has trained is not again.
+    """Build the artefacts; runs that an earlier build trained are used again.
 
-    One after another, or with an engine of several workers in rounds: all runs at once of those
-    artefacts that need no other that is still to be built.
+    One after another; an engine with several workers trains at once the runs of all artefacts
+    that need no other artefact that is still to be built.
     """
     begun = time.perf_counter()
     results = load_results(plan.results, list(ARTEFACTS))
@@ -94,7 +85,8 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
         effort = _train(ready, waiting, workshop, plan.engine, watch) if plan.train else 0.0
         for artefact in ready:
             try:
-                absent = Absent([], []) if plan.train else _absent(artefact, workshop)
+                _check_needs(artefact, workshop)
+                lacks = [] if plan.train else _lacking(artefact, workshop)
             except TraceError as error:
                 if len(artefacts) == 1:
                     raise
@@ -102,34 +94,63 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
                 watch(Stage(f"{artefact.name}: left out; {error}", effort, effort, fresh=True))
                 continue
             watch(Stage(f"{artefact.name}: measuring", effort, effort, fresh=True))
-            started = time.perf_counter()
-            workshop.begin([*absent.lacks, *absent.kept])
-            data = rounded(artefact.measure(workshop))
-            earlier: dict[str, Any] = {}
-            if absent.kept:
-                before = results[artefact.name]
-                data = overlaid(before["data"], data)
-                earlier = of_parts(before["provenance"], artefact, absent.kept, workshop)
-            advice = _advice(artefact, plan.results if absent.kept else None)
-            with readable(artefact.name, advice):  # what cannot be shown is not kept
-                artefact.show(data, Pictures(""))
-            now = time.perf_counter()
-            looking = sum(glance.seconds for glance in workshop.glances)
-            spent = {"seconds measuring": max(now - started, looking), "seconds wall": now - begun}
-            record = {
-                "format": FORMAT,
-                "artefact": artefact.name,
-                "scale": plan.scale.name,
-                "seeds": plan.scale.seeds,
-                **({"lacks": absent.lacks} if absent.lacks else {}),
-                "provenance": provenance(workshop, spent | {"jobs": plan.engine.workers}, earlier),
-                "data": data,
+            record = _measure(artefact, workshop, lacks)
+            record["provenance"] |= {
+                "seconds wall": time.perf_counter() - begun,
+                "jobs": plan.engine.workers,
             }
             save_result(plan.results, artefact.name, record)
             results |= load_results(plan.results, [artefact.name])
         waiting = [artefact for artefact in waiting if artefact not in ready]
     if len(refused) == len(artefacts):
         raise refused[0]
+
+
+def _measure(artefact: Artefact, workshop: Workshop, lacks: Sequence[str]) -> dict[str, Any]:
+    """The record of an artefact, without the cells that it lacks."""
+    started = time.perf_counter()
+    workshop.begin()
+    every = artefact.cells(workshop.scale, workshop.results)
+    cells = {cell: run for cell, run in every.items() if cell not in lacks}
+    data = rounded(artefact.measure(workshop, cells))
+    file = "" if artefact.probe is None else f"{artefact.name}.json in "
+    with readable(artefact.name, f"delete {file}the folders of its runs"):
+        artefact.show(data, Pictures(""))  # data that cannot be shown is not written
+    spent = time.perf_counter() - started
+    probing = sum(result.seconds for result in workshop.probed)
+    return {
+        "format": FORMAT,
+        "artefact": artefact.name,
+        "scale": workshop.scale.name,
+        "seeds": workshop.scale.seeds,
+        **({"lacks": list(lacks)} if lacks else {}),
+        "provenance": _provenance(workshop, max(spent, probing)),
+        "data": data,
+    }
+
+
+def _provenance(workshop: Workshop, seconds: float) -> dict[str, Any]:
+    """The code, data, device, and every run with its settings, behind the numbers."""
+    scenarios = {trace.scenario for trace in workshop.used.values()}
+    sources = sorted({name.split("-", 1)[1] for name in scenarios})
+    runs: dict[str, dict[str, Any]] = {
+        key: {
+            "seconds": trace.timings["total"],
+            "code": trace.versions["code"],
+            "device": trace.versions["device"],
+            "torch": trace.versions["torch"],
+            "seeds": list(trace.seeds),
+            "config": trace.config,
+        }
+        for key, trace in sorted(workshop.used.items())
+    }
+    return versions(workshop.device) | {
+        "data": {name: file_hashes(name, workshop.data) for name in sources},
+        "seconds measuring": seconds,
+        "probed on": sorted({result.versions["device"] for result in workshop.probed}),
+        "seconds training": sum(run["seconds"] for run in runs.values()),
+        "runs": runs,
+    }
 
 
 def _train(
@@ -139,132 +160,105 @@ def _train(
     engine: Engine,
     watch: Watcher,
 ) -> float:
-    """Train what artefacts need and is not there; returns the effort it was.
+    """Train the missing runs of artefacts; returns their effort.
 
-    One run at a time is looked at as soon as it is trained, by these and by those that are still
-    to come: whoever stops then has lost nothing.
+    A single worker probes each run as soon as it is trained, for these artefacts and for those
+    still to come: an interruption then loses nothing.
     """
     missing = {run.key: run for artefact in artefacts for run in _missing(artefact, workshop)}
     total = sum(run.effort for run in missing.values())
     names = ", ".join(artefact.name for artefact in artefacts)
-    follow = _Follow(watch, names, {key: run.effort for key, run in missing.items()})
+    follow = _follow(watch, names, len(missing), total)
     if engine.workers > 1:
         workshop.train(list(missing.values()), engine, follow)
         return total
-    looking = [a for a in coming if a.look is not None and set(a.needs) <= set(workshop.results)]
-    keys = {a.name: {run.key for run in _runs(a, workshop)} for a in looking}
+    probes = [
+        (artefact.probe, {run.key for run in artefact.runs(workshop.scale, workshop.results)})
+        for artefact in coming
+        if artefact.probe is not None and set(artefact.needs) <= set(workshop.results)
+    ]
     for run in missing.values():
         workshop.train([run], engine, follow)
-        for artefact in looking:
-            if run.key in keys[artefact.name] and artefact.look is not None:
-                workshop.looked(artefact.look, run)
+        for probe, keys in probes:
+            if run.key in keys:
+                workshop.probe(probe, run)
     return total
 
 
-@final
-class _Follow:
-    """Tells a watcher of what happens to jobs.
+def _follow(watch: Watcher, names: str, runs: int, total: float) -> Callable[[Event], None]:
+    """Passes the events of jobs on to a watcher.
 
     Arguments:
         watch: the watcher.
-        names: of what they are for.
-        efforts: by the key of each run.
+        names: of the artefacts that the jobs are for.
+        runs: the number of runs that are trained.
+        total: their effort.
     """
+    numbers: dict[str, int] = {}  # of the runs that have begun, from 1
+    before = 0.0
 
-    def __init__(self, watch: Watcher, names: str, efforts: Mapping[str, float]) -> None:
-        self._watch = watch
-        self._names = names
-        self._efforts = efforts
-        self._numbers: dict[str, int] = {}  # the runs that have begun, from 1
-        self._before = 0.0
-
-    def __call__(self, event: Event) -> None:
+    def follow(event: Event) -> None:
+        nonlocal before
         key = event.job.order.folder.name
         if event.kind == "begun":
-            self._numbers.setdefault(key, len(self._numbers) + 1)
-        what = f"{self._names}: {event.job.order.name}"
-        what += f" ({self._numbers.get(key, 0)} of {len(self._efforts)} runs)"
+            numbers.setdefault(key, len(numbers) + 1)
         if event.kind in ("finished", "failed"):
-            self._before += event.job.size
-        done = self._before
-        if event.progress is not None:
-            done += event.progress.done * event.job.size
-        total = sum(self._efforts.values())
-        self._watch(Stage(what, done, total, fresh=event.kind == "begun", event=event))
+            before += event.job.size
+        running = 0.0 if event.progress is None else event.progress.done * event.job.size
+        what = f"{names}: {event.job.order.name} ({numbers.get(key, 0)} of {runs} runs)"
+        watch(Stage(what, before + running, total, fresh=event.kind == "begun", event=event))
+
+    return follow
 
 
-@final
-@dataclass(frozen=True)
-class Absent:
-    """Parts of an artefact that cannot be measured now, as their runs are not there.
-
-    Arguments:
-        lacks: those that never were.
-        kept: those that an earlier build has measured on the very same runs.
-    """
-
-    lacks: list[str]
-    kept: list[str]
-
-
-def _absent(artefact: Artefact, workshop: Workshop) -> Absent:
-    """What is to be left out, or taken from an earlier build.
-
-    Where nothing can be measured, or something would be lost, the artefact is refused.
-    """
+def _check_needs(artefact: Artefact, workshop: Workshop) -> None:
+    """Reject an artefact that needs another one that is not measured, or not completely."""
     for name in artefact.needs:
-        if name not in workshop.results:
+        if name not in workshop.results or workshop.results[name].get("lacks"):
             raise TraceError(f"{artefact.name} needs {name}, which has not been measured")
-    missing, there = _missing(artefact, workshop), artefact.there(workshop)
-    if missing and not any(there.values()):
+
+
+def _lacking(artefact: Artefact, workshop: Workshop) -> list[str]:
+    """The cells whose runs are not there.
+
+    An artefact is refused if all runs are missing, or if an earlier result would lose a cell.
+    """
+    cells = artefact.cells(workshop.scale, workshop.results)
+    missing = {
+        cell: run
+        for cell, run in cells.items()
+        if run is not None and not artefact.has(workshop, run)
+    }
+    if missing and len(missing) == len(cells):
+        example = next(iter(missing.values())).key
         raise TraceError(
             f"{artefact.name} needs {len(missing)} runs that are not in {workshop.runs}, such as "
-            f"{missing[0].key}"
+            f"{example}"
         )
-    absent = [part for part, is_there in there.items() if not is_there]
     before = workshop.results.get(artefact.name)
-    if before is None or before["scale"] != workshop.scale.name:
-        return Absent(absent, [])
-    never = [part for part in absent if is_among(part, before.get("lacks", []))]
-    known, runs = before["provenance"]["runs"], artefact.parts(workshop.scale, workshop.results)
-    kept = [
-        part for part in absent if part not in never and all(run.key in known for run in runs[part])
-    ]
-    lost = [part for part in absent if part not in never and part not in kept]
-    if lost:
-        raise TraceError(
-            f"{artefact.name} has been measured on other runs that are gone ({', '.join(lost)}); "
-            f"delete {artefact.name}.json to build it without them"
-        )
-    return Absent(never, kept)
+    if before is not None and before["scale"] == workshop.scale.name:
+        lost = [cell for cell in missing if cell not in before.get("lacks", [])]
+        if lost:
+            raise TraceError(
+                f"{artefact.name} was measured on runs that are gone ({', '.join(lost)}); delete "
+                f"{artefact.name}.json to build it without them"
+            )
+    return list(missing)
 
 
 def _missing(artefact: Artefact, workshop: Workshop) -> list[Run]:
-    """The runs of an artefact that are to be trained, with weights if any other looks at them.
+    """The runs of an artefact that are to be trained, with weights if any artefact probes them.
 
     A run that was trained without them would have to be trained again for one that does.
     """
-    looked_at = {
+    scale, results = workshop.scale, workshop.results
+    probed = {
         run.key
         for other in ARTEFACTS.values()
-        if other.look is not None and set(other.needs) <= set(workshop.results)
-        for run in _runs(other, workshop)
+        if other.probe is not None and set(other.needs) <= set(results)
+        for run in other.runs(scale, results)
     }
-    lacking = [run for run in _runs(artefact, workshop) if not artefact.has(workshop, run)]
-    return [replace(run, weights=run.key in looked_at) for run in lacking]
-
-
-def _advice(artefact: Artefact, results: Path | None) -> str:
-    """What to delete if what was measured cannot be shown.
-
-    Arguments:
-        artefact: whose.
-        results: where an earlier result is that was partly kept, None if none was.
-    """
-    files = [] if results is None else [str(results / f"{artefact.name}.json")]
-    files += [] if artefact.look is None else [f"{artefact.name}.json in the folders of its runs"]
-    return f"delete {' and '.join(files) or 'the folders of its runs'}"
-
-
-def _runs(artefact: Artefact, workshop: Workshop) -> Sequence[Run]:
-    return artefact.runs(workshop.scale, workshop.results)
+    runs = artefact.runs(scale, results)
+    return [
+        replace(run, weights=run.key in probed) for run in runs if not artefact.has(workshop, run)
+    ]

@@ -8,20 +8,20 @@ import numpy as np
 
 from forgetless.trace import Trace, metrics
 
-DIVERGED = "diverged"  # noted in the trace of a run that broke down, and all that is said of it
+DIVERGED = "diverged"  # key in the trace and in the data of a run that diverged
 UNMEASURED = "–"  # in a table
 
 
 def diverged(trace: Trace) -> bool:
-    """Whether training broke down, as it would again."""
-    return bool(trace.config.get(DIVERGED))
+    """Whether the run's training diverged."""
+    return bool(trace.outcome.get(DIVERGED))
 
 
 def accuracies(trace: Trace) -> dict[str, Any]:
-    """What the tables need of a run's accuracy matrix, seed by seed.
+    """The numbers that the tables need of a run, seed by seed.
 
-    average and forgetting (S,), final, learned and best (S, T): accuracy on each task at the end,
-    right after learning it, and the best from then on. seconds is how long it took, on device.
+    average and forgetting (S,); final, learned and best (S, T): accuracy on each task at the end,
+    right after learning it, and the best from then on; and the seconds it took, on which device.
     """
     a = trace.accuracy
     if diverged(trace):
@@ -39,7 +39,7 @@ def accuracies(trace: Trace) -> dict[str, Any]:
 
 
 def picked(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Some of a run's `accuracies`; of one that diverged, that it did."""
+    """Some of a run's `accuracies`, or that it diverged."""
     return {name: of[name] for name in (*names, DIVERGED) if name in of}
 
 
@@ -49,20 +49,20 @@ def mean(values: Any) -> float:
 
 
 def std(values: Any) -> float:
-    """Standard deviation over seeds, dividing by their number as the paper's code does."""
+    """Population standard deviation over seeds, as in the paper's code."""
     return float(np.std(np.asarray(values, float)))
 
 
 def standard_error(values: Any) -> float:
-    """Of the mean over seeds, s / √n with s² = Σ (x − x̄)² / (n − 1); infinite for one seed."""
+    """Standard error of the mean, s / √n with s² = Σ (x − x̄)² / (n − 1); ∞ for one seed."""
     found = np.asarray(values, float)
     return float(np.std(found, ddof=1)) / len(found) ** 0.5 if len(found) > 1 else inf
 
 
 def ahead(one: Any, other: Any) -> tuple[float, float]:
-    """By how much one mean over seeds is higher than another, and two standard errors of that.
+    """The mean difference over seeds, and two standard errors of it.
 
-    Seed by seed: the same seed has the same initial weights and the same batches.
+    Paired by seed: the same seed has the same initial weights and the same batches.
     """
     differences = np.asarray(one, float) - np.asarray(other, float)
     return mean(differences), 2 * standard_error(differences)
@@ -84,11 +84,11 @@ def both(of: Mapping[str, Any]) -> str:
 
 
 def cell(of: Mapping[str, Any] | None, show: Callable[[Mapping[str, Any]], str] = both) -> str:
-    """A run in a table: what is to be shown of it, – if it was not measured, or that it diverged.
+    """A run's cell in a table: its numbers, "diverged", or – if it was not measured.
 
     Arguments:
-        of: what was measured of it, None for nothing.
-        show: of what was measured, that which is shown.
+        of: the data of the run, or None.
+        show: the numbers as text.
     """
     if of is None:
         return UNMEASURED
@@ -96,17 +96,17 @@ def cell(of: Mapping[str, Any] | None, show: Callable[[Mapping[str, Any]], str] 
 
 
 def same_device(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether seconds of two runs compare; of older results the device is not known."""
+    """Whether two runs ran on one device; older results do not say on which."""
     return one.get("device") is not None and one["device"] == other.get("device")
 
 
 def allowance(least: float, printed_std: float, ours: float) -> float:
-    """max(least, 2σ), σ the two standard deviations combined."""
+    """max(least, 2σ), where σ² is the sum of both variances."""
     return max(least, 2 * float(np.hypot(printed_std, ours)))
 
 
 def listed(values: Iterable[Any], form: str = "") -> str:
-    """Values one after another: "25, 50"."""
+    """Values separated by commas: "25, 50"."""
     return ", ".join(format(value, form) for value in values)
 
 

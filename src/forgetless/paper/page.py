@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import get_args
 
 from forgetless.paper.answers import answers
+from forgetless.paper.artefacts import ARTEFACTS
+from forgetless.paper.benchmarks import NAMES, SCALES
 from forgetless.paper.claims import ALL
-from forgetless.paper.claims.base import Word, judged
-from forgetless.paper.numbers import table
-from forgetless.paper.pictures import NAMES, Pictures, titled
-from forgetless.paper.registry import ARTEFACTS
-from forgetless.paper.scale import SCALES
-from forgetless.paper.store import Results, load_results, readable
+from forgetless.paper.claims.base import Verdict, judged
+from forgetless.paper.numbers import listed, table
+from forgetless.paper.pictures import Pictures
+from forgetless.paper.results import Results, load_results, readable
 from forgetless.support.errors import TraceError
 from forgetless.support.files import write_atomically
 
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"
 _MADE_WITH = ("device", "torch", "code")
-_PLURAL = {word: word.replace("holds", "hold").replace("does", "do") for word in get_args(Word)}
+_PLURAL = {word: word.replace("holds", "hold").replace("does", "do") for word in get_args(Verdict)}
 
 
 def write_page(results: Path, page: Path, images: Path) -> None:
@@ -38,7 +38,7 @@ def write_page(results: Path, page: Path, images: Path) -> None:
 
 
 def make_page(records: Results, images: str) -> tuple[str, Pictures]:
-    """The page's text and its figures, which lie in `images` as seen from the page."""
+    """The page's text and its figures; `images` is their folder relative to the page."""
     pictures = Pictures(images)
     lines = [
         *_head(records),
@@ -54,8 +54,7 @@ def make_page(records: Results, images: str) -> tuple[str, Pictures]:
                 lines += artefact.show(records[name]["data"], pictures)
             lacks = records[name].get("lacks")
             if lacks:
-                words = ", ".join(map(titled, lacks))
-                lines += [f"Not measured yet: {words} ({_command(records, name)}).", ""]
+                lines += [f"Not measured yet: {listed(lacks)} ({_command(records, name)}).", ""]
         else:
             lines += [f"Not measured yet: {_command(records, name)}.", ""]
     return "\n".join([*lines, *_provenance(records)]), pictures
@@ -66,12 +65,12 @@ def _is_small(records: Results) -> bool:
 
 
 def _command(records: Results, name: str) -> str:
-    """What builds an artefact."""
+    """The command that builds an artefact."""
     return f"`forgetless paper build {name}{' --scale small' if _is_small(records) else ''}`"
 
 
 def _head(records: Results) -> list[str]:
-    """What this is, at what scale, and the answers."""
+    """The introduction and the answers."""
     small = _is_small(records)
     title = "# The paper, reproduced and judged" + (" (small)" if small else "")
     scale = SCALES["small" if small else "full"]
@@ -105,15 +104,15 @@ def _head(records: Results) -> list[str]:
     if small:
         lines += [
             "**Scale: small.** Everything ran on 8x8 digits with tiny networks, to see that it "
-            "runs. The printed numbers beside it are of MNIST and CIFAR-100: no verdict here says "
-            "anything about the paper.",
+            "runs. The printed numbers next to these are of MNIST and CIFAR-100: no verdict here "
+            "says anything about the paper.",
             "",
         ]
     return [*lines, "## Asked and answered", "", *answers(records)]
 
 
 def _origin(small: bool) -> str:
-    """What the page is made from and by, as seen from where it lies."""
+    """The results and the commands from which the page is made."""
     folder, scale = ("results", " --scale small") if small else ("../results/paper", "")
     return (
         f"This page is generated from [{folder.removeprefix('../')}]({folder}) by "
@@ -123,7 +122,7 @@ def _origin(small: bool) -> str:
 
 
 def _verdicts(records: Results) -> list[str]:
-    """One row a claim, and how many there are of each verdict."""
+    """One row per claim, and the number of each verdict."""
     counts: Counter[str] = Counter()
     lines, number = [], 0
     for group, claims in ALL.items():
@@ -140,7 +139,7 @@ def _verdicts(records: Results) -> list[str]:
         lines += [f"### {group}", "", *text]
     tally = ", ".join(
         f"{counts[word]} {_PLURAL[word] if counts[word] > 1 else word}"
-        for word in get_args(Word)
+        for word in get_args(Verdict)
         if counts[word]
     )
     return ["## Verdicts", "", f"{number} claims: {tally}.", "", *lines]
@@ -152,7 +151,7 @@ def _provenance(records: Results) -> list[str]:
     for name, record in records.items():
         of = record["provenance"]
         with readable(name):
-            # What was measured without training has only the measuring's own device and versions.
+            # Without training, the device and versions are those of the measurement.
             made = list(of["runs"].values()) or [of]
             where = ["; ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
             seconds = [f"{of[f'seconds {what}']:.0f}" for what in ("training", "measuring")]
@@ -162,7 +161,7 @@ def _provenance(records: Results) -> list[str]:
         "## Where the numbers come from",
         "",
         "Runs are shared between artefacts and trained once; each artefact counts all that it "
-        "uses. Settings of every run and hashes of the data files are in the JSON beside.",
+        "uses. Settings of every run and hashes of the data files are in the JSON files.",
         "",
         *table([*headings, *_MADE_WITH], rows),
     ]

@@ -1,7 +1,6 @@
 """Figures of the page: the same numbers always give the same file."""
 
 import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -11,44 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Colours that colour-blind readers can tell apart (Okabe and Ito), one for each method.
-COLOURS = {
-    "sgd": "#000000",
-    "ewc": "#E69F00",
-    "a-gem": "#009E73",
-    "gem": "#56B4E9",
-    "gem-nt": "#CC79A7",
-    "joint": "#999999",
-    "ogd": "#D55E00",
-    "pca-ogd": "#0072B2",
-}
-LABELS = {
-    "sgd": "SGD",
-    "ewc": "EWC",
-    "a-gem": "A-GEM",
-    "gem": "GEM",
-    "gem-nt": "GEM-NT",
-    "joint": "joint",
-    "ogd": "OGD",
-    "pca-ogd": "PCA-OGD",
-}
-NAMES = {
-    "permuted": "Permuted",
-    "rotated": "Rotated",
-    "split": "Split MNIST",
-    "cifar": "Split CIFAR",
-}
-
-
-def titled(part: str) -> str:
-    """The name of an artefact's part for people: "cifar/frozen/ewc" is "Split CIFAR (frozen, EWC)".
-
-    What follows the benchmark is set off by a blank or by slashes.
-    """
-    benchmark, *rest = re.split("[ /]", part, maxsplit=1)
-    words = ", ".join(LABELS.get(word, word) for word in "".join(rest).split("/") if word)
-    return NAMES.get(benchmark, benchmark) + (f" ({words})" if words else "")
-
+from forgetless.paper.benchmarks import NAMES
 
 _STYLE: Any = {
     "svg.hashsalt": "forgetless",
@@ -68,7 +30,7 @@ class Pictures:
     """The figures of a page as SVG, by name.
 
     Arguments:
-        folder: where they will lie, as the page's links say it.
+        folder: the folder of the figures in the page's links.
     """
 
     def __init__(self, folder: str) -> None:
@@ -86,7 +48,7 @@ class Pictures:
         return f"![{alt}]({self.folder}/{name}.svg)"
 
     def save(self, folder: Path) -> None:
-        """Write them all, and remove what an earlier page left."""
+        """Write them all, and remove those of an earlier page."""
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.svg"):
             if old.name not in self.files:
@@ -105,3 +67,9 @@ def panels(
         panel.set_title(NAMES.get(title, title), fontsize=10)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return figure, list(axes)
+
+
+def legend_below(figure: Figure, panel: Axes, columns: int) -> None:
+    """One legend for all panels, from the labels in one of them."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

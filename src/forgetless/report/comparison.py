@@ -1,4 +1,4 @@
-"""Runs side by side: what tables, figures and the report page are made from."""
+"""Runs side by side: the entries of tables, figures and the report page."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -9,37 +9,50 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from forgetless.launch.config import unused_settings
+from forgetless.methods import METHODS, method_label
+from forgetless.report.palette import places
 from forgetless.support.errors import TraceError
-from forgetless.trace import Metric, Trace, is_trace, load_trace, merged_seeds, metrics
+from forgetless.trace import (
+    INCIDENTAL,
+    Metric,
+    Trace,
+    is_trace,
+    load_trace,
+    merged_seeds,
+    metrics,
+    same_experiment,
+)
 from forgetless.trace.notebook import comparison_html
 
 Array = NDArray[np.float64]
-# Settings that do not decide what a seed learns: runs that differ in nothing else are one entry.
-_INCIDENTAL = frozenset({"seeds", "device", "seeds_together"})
-JOINT = "joint"  # sees all data again, so that it has no memory to speak of
-# The methods from the plainest on: the order in which people expect them, where none is given.
-_ORDER = ("sgd", JOINT, "ewc", "a-gem", "gem", "gem-nt", "ogd", "pca-ogd")
+# Setting of a scenario → its name in the field, and which classes compete for a sample.
+SETTINGS = {
+    "task": ("task-incremental", "A sample's task is known: only the classes of its task compete."),
+    "domain": ("domain-incremental", "All tasks have the same classes, and all of them compete."),
+    "class": ("class-incremental", "All classes of the tasks learned so far compete."),
+}
 
 
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A method with one set of settings, over all its seeds.
+    """One experiment: a method with one set of settings, over all its seeds.
 
     Attributes:
-        label: what it is called beside the others.
+        label: its name among the others, such as "OGD" or "OGD, memory 10".
+        place: its place in the palette.
         trace: its runs as one, with the seeds of all of them.
         parts: the traces themselves.
     """
 
     label: str
+    place: int
     trace: Trace
     parts: tuple[Trace, ...]
 
     @property
     def learned(self) -> int:
-        """How many tasks the seeds that count have learned."""
+        """The number of tasks that the seeds that count have learned."""
         own = np.isfinite(np.diagonal(self.counted, axis1=1, axis2=2))
         known = np.append(own.all(axis=0), False)
         return int(np.argmin(known))
@@ -61,15 +74,25 @@ class Entry:
         return np.asarray(self.counted.std(0))
 
     def spread(self, metric: Metric) -> tuple[float, float] | None:
-        """Mean and standard deviation of a metric over the seeds, or None if no seed has one."""
+        """Mean and standard deviation of a metric over the seeds; None if no seed has one."""
         values = self.trace.per_seed(metric)
         known = values[np.isfinite(values)]
         return (float(known.mean()), float(known.std())) if len(known) else None
 
     @property
+    def keeps_all_data(self) -> bool:
+        """Whether the method's memory is all training data."""
+        return self.trace.method in METHODS and METHODS[self.trace.method].keeps_all_data
+
+    @property
+    def protects(self) -> bool:
+        """Whether the method does anything against forgetting."""
+        return self.trace.method not in METHODS or METHODS[self.trace.method].protects
+
+    @property
     def memory_bytes(self) -> int | None:
-        """What the method remembers for a seed at the end; None where the traces do not say."""
-        if self.trace.method == JOINT:
+        """Bytes of the method's memory for a seed at the end; None if the traces do not say."""
+        if self.keeps_all_data:
             return None
         sizes = [part.memory_bytes(seed) for part in self.parts for seed in part.seeds]
         known = [size for size in sizes if size is not None]
@@ -83,17 +106,32 @@ class Comparison:
 
     Attributes:
         scenario: its name.
+        setting: "task", "domain" or "class"; empty where the traces do not say.
+        measured_on: the "test" set or a "validation" set.
         tasks: the names of its T tasks.
-        entries: one for each method and set of settings.
+        entries: one for each experiment.
     """
 
     scenario: str
+    setting: str
+    measured_on: str
     tasks: tuple[str, ...]
     entries: tuple[Entry, ...]
 
     @property
+    def title(self) -> str:
+        """Scenario and setting: "split-mnist, task-incremental"."""
+        known = [SETTINGS[self.setting][0]] if self.setting in SETTINGS else []
+        return ", ".join([self.scenario, *known])
+
+    @property
+    def measure(self) -> str:
+        """The name of the accuracies: "accuracy", or "validation accuracy"."""
+        return "accuracy" if self.measured_on == "test" else f"{self.measured_on} accuracy"
+
+    @property
     def learned(self) -> int:
-        """How many tasks the entry that got furthest has learned."""
+        """The number of tasks that the entry that got furthest has learned."""
         return max(entry.learned for entry in self.entries)
 
     def _repr_html_(self) -> str:
@@ -101,110 +139,133 @@ class Comparison:
         for entry in self.entries:
             spreads = (entry.spread(m) for m in (metrics.average_accuracy, metrics.forgetting))
             cells = ["–" if s is None else f"{s[0]:.2f} ± {s[1]:.2f}" for s in spreads]
-            rows.append((shown(entry.label), *cells, f"{len(entry.trace.seeds)}"))
-        title = f"{self.scenario}, {len(self.tasks)} tasks"
-        maps = [(shown(e.label), e.mean.tolist()) for e in self.entries]
+            rows.append((entry.label, *cells, f"{len(entry.trace.seeds)}"))
+        title = f"{self.title}, {len(self.tasks)} tasks: {self.measure}"
+        maps = [(e.label, e.mean.tolist()) for e in self.entries]
         return comparison_html(title, ("method", "A_T, %", "F_T, points", "seeds"), rows, maps)
 
 
 def compare(traces: Trace | Iterable[Trace]) -> list[Comparison]:
-    """Traces side by side, one comparison for each scenario among them.
+    """Traces side by side, one comparison for each scenario, setting and measure among them.
 
-    Runs of one method that differ only in their seeds are one entry; runs of one method with
-    different settings are told apart by these settings, as far as the method uses them.
+    Runs of one experiment, which differ in their seeds alone, are one entry. Experiments with one
+    method are told apart by what differs: settings, data, model or code.
     """
-    groups: dict[tuple[str, int], list[Trace]] = {}
+    groups: dict[tuple[str, str, str, int], list[Trace]] = {}
     for trace in [traces] if isinstance(traces, Trace) else traces:
-        groups.setdefault((trace.scenario, len(trace.tasks)), []).append(trace)
+        setting = str(trace.config.get("setting", ""))
+        key = trace.scenario, setting, trace.measured_on, len(trace.tasks)
+        groups.setdefault(key, []).append(trace)
     if not groups:
         raise TraceError("there are no runs to compare")
-    return [_comparison(scenario, group) for (scenario, _), group in groups.items()]
+    return [_comparison(*key[:3], group) for key, group in groups.items()]
 
 
-def find_traces(folders: Iterable[str | os.PathLike[str]]) -> list[Trace]:
-    """The traces in these folders and below, each once."""
+def find_traces(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Trace], list[str]]:
+    """The traces in these folders and below, in the order of METHODS, each once.
+
+    Returns:
+        the traces, and a sentence for each that cannot be read. If none can, a TraceError.
+    """
     found: dict[Path, Trace] = {}
+    broken: dict[Path, str] = {}
     for folder in map(Path, folders):
-        inside = [folder] if is_trace(folder) else sorted(_records(folder), key=_expected)
+        inside = [file.parent for file in sorted(folder.rglob("trace.json")) if file.is_file()]
+        inside = [folder] if is_trace(folder) else inside
         if not inside:
             raise TraceError(f"{folder} holds no trace, and neither do the folders in it")
+        read = []
         for path in inside:
-            if path.resolve() not in found:
-                found[path.resolve()] = load_trace(path)
-    return list(found.values())
+            try:
+                read.append(load_trace(path))
+            except TraceError as error:
+                broken[path.resolve()] = str(error)
+        for trace in sorted(read, key=_expected):
+            found.setdefault(Path(trace.path or folder).resolve(), trace)
+    if not found:
+        raise TraceError("; ".join(broken.values()))
+    return list(found.values()), list(broken.values())
 
 
-def shown(label: str) -> str:
-    """A label as people write it: acronyms of methods in capitals."""
-    method, comma, settings = label.partition(",")
-    acronym = method in _ORDER and method != JOINT
-    return (method.upper() if acronym else method) + comma + settings
+def _expected(trace: Trace) -> tuple[str, int, str]:
+    """Runs of one folder in the order of METHODS, others after them."""
+    place = list(METHODS).index(trace.method) if trace.method in METHODS else len(METHODS)
+    return str(trace.path and trace.path.parent), place, str(trace.path)
 
 
-def _records(folder: Path) -> list[Path]:
-    return [file.parent for file in folder.rglob("trace.json") if file.is_file()]
-
-
-def _expected(folder: Path) -> tuple[str, int, str]:
-    """Folders of one place in the order of the methods that they are named after."""
-    name = folder.name
-    place = _ORDER.index(name) if name in _ORDER else len(_ORDER)
-    return str(folder.parent), place, name
-
-
-def _comparison(scenario: str, traces: Sequence[Trace]) -> Comparison:
+def _comparison(
+    scenario: str, setting: str, measured_on: str, traces: Sequence[Trace]
+) -> Comparison:
     merged: list[list[Trace]] = []
     for trace in traces:
         for parts in merged:
-            if _belongs(trace, parts):
+            taken = {seed for part in parts for seed in part.seeds}
+            if same_experiment(parts[0], trace) and taken.isdisjoint(trace.seeds):
                 parts.append(trace)
                 break
         else:
             merged.append([trace])
-    labels = _labels([parts[0] for parts in merged])
+    firsts = [parts[0] for parts in merged]
     entries = (
-        Entry(label, merged_seeds(parts), tuple(parts))
-        for label, parts in zip(labels, merged, strict=True)
+        Entry(label, place, merged_seeds(parts), tuple(parts))
+        for label, place, parts in zip(
+            _labels(firsts), places([t.method for t in firsts]), merged, strict=True
+        )
     )
-    # A run that was stopped has no names yet for the tasks that it did not come to.
+    # A run that was stopped has no names yet for the tasks that it did not reach.
     furthest = max(traces, key=lambda t: int(np.isfinite(t.accuracy).sum(axis=(1, 2)).max()))
-    return Comparison(scenario, furthest.tasks, tuple(entries))
-
-
-def _belongs(trace: Trace, parts: Sequence[Trace]) -> bool:
-    """Whether a trace is more seeds of the same."""
-    first = parts[0]
-    taken = {seed for part in parts for seed in part.seeds}
-    same = first.method == trace.method and _settings(first) == _settings(trace)
-    return same and taken.isdisjoint(trace.seeds)
-
-
-def _settings(trace: Trace) -> dict[str, Any]:
-    """What decides the results; None in the place of what the method does not use."""
-    unused = unused_settings(trace.config)
-    settings = {key: None if key in unused else value for key, value in trace.config.items()}
-    return {key: value for key, value in settings.items() if key not in _INCIDENTAL}
+    return Comparison(scenario, setting, measured_on, furthest.tasks, tuple(entries))
 
 
 def _labels(traces: Sequence[Trace]) -> list[str]:
-    """The methods' names, with the settings in which runs of one method differ."""
+    """The methods' names, with what differs between the runs of one method."""
     labels = []
     for trace in traces:
         rivals = [t for t in traces if t.method == trace.method]
-        mine = _settings(trace)
-        others = [_settings(t) for t in rivals]
-        differing = [k for k, v in mine.items() if any(o.get(k, v) != v for o in others)]
-        settings = [f"{k.replace('_', ' ')} {mine[k]}" for k in differing if mine[k] is not None]
-        labels.append(", ".join([trace.method, *settings]))
-    # Two runs of the same thing with the same seeds: only their folders tell them apart.
+        labels.append(", ".join([_name(trace), *_settings(trace, rivals)]))
+    for part in ("scenario", "data", "model", "start", "method"):  # which no setting explains
+        labels = _numbered(labels, [t.fingerprint.get(part) for t in traces], part)
+    # Two runs of the same experiment with the same seeds: only their folders tell them apart.
     repeated = {label for label in labels if labels.count(label) > 1}
     return [
-        f"{label}, {_place(trace, n)}" if label in repeated else label
+        f"{label}, {_folder(trace, n)}" if label in repeated else label
         for n, (label, trace) in enumerate(zip(labels, traces, strict=True), 1)
     ]
 
 
-def _place(trace: Trace, number: int) -> str:
+def _name(trace: Trace) -> str:
+    """The method's name as people write it; a method that is not in METHODS left its own."""
+    return str(trace.config.get("method_label") or method_label(trace.method))
+
+
+def _settings(trace: Trace, rivals: Sequence[Trace]) -> list[str]:
+    """The settings in which a run differs from others of its method."""
+    names = [n for n in trace.config if n not in INCIDENTAL | {"method_label"}]
+    differing = [n for n in names if any(t.config.get(n) != trace.config[n] for t in rivals)]
+    found = []
+    for name in differing:
+        words, value = name.replace("_", " "), trace.config[name]
+        if isinstance(value, bool):
+            found.append(words if value else f"not {words}")
+        elif value not in (None, ""):
+            found.append(f"{words} {value}")
+    return found
+
+
+def _numbered(labels: Sequence[str], values: Sequence[Any], part: str) -> list[str]:
+    """Equal labels told apart by the number of their value, if it differs: "SGD, model 2"."""
+    if all(isinstance(value, list) for value in values):  # one may have learned fewer tasks
+        values = [value[: min(map(len, values))] for value in values]
+    found = []
+    for label, value in zip(labels, values, strict=True):
+        same = [v for la, v in zip(labels, values, strict=True) if la == label]
+        distinct = [v for n, v in enumerate(same) if v not in same[:n]]
+        number = "" if len(distinct) < 2 else f", {part} {distinct.index(value) + 1}"
+        found.append(label + number)
+    return found
+
+
+def _folder(trace: Trace, number: int) -> str:
     if trace.path is None:
         return f"run {number}"
     return f"{trace.path.parent.name}/{trace.path.name}"

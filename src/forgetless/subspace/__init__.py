@@ -1,10 +1,8 @@
-"""Where remembered directions live."""
-
-from collections.abc import Mapping, Sequence
+"""Remembered directions, and how they are stored."""
 
 from torch import Tensor
 
-from forgetless.subspace.base import Record, Subspace
+from forgetless.subspace.base import Directions, Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.factored import FactoredSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, STORAGES, Storage
@@ -14,12 +12,12 @@ __all__ = [
     "FACTORED",
     "STORAGES",
     "DenseSubspace",
+    "Directions",
     "FactoredSubspace",
     "Record",
     "Storage",
     "Subspace",
     "empty_subspace",
-    "restored_subspace",
 ]
 
 
@@ -28,12 +26,3 @@ def empty_subspace(theta: Tensor, storage: Storage) -> Subspace:
     if storage.kind == "factored":
         return FactoredSubspace.empty(theta, storage)
     return DenseSubspace.empty(theta, storage)
-
-
-def restored_subspace(
-    of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
-) -> Subspace:
-    """From what `tensors` gave for each seed."""
-    if storage.kind == "factored":
-        return FactoredSubspace.restore(of_seeds, theta, storage)
-    return DenseSubspace.restore(of_seeds, theta, storage)

@@ -1,26 +1,31 @@
-"""Directions that are samples' features, or weighted sums of them, and their Gram matrix."""
+"""Directions that are samples' features, or weighted sums of them, by their Gram matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self, final
 
+import numpy as np
 import torch
+from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
 from forgetless.linalg import float64
-from forgetless.subspace.base import Outers, refuse_infinite
-from forgetless.subspace.selection import best_rows, independent, inverse_norm
+from forgetless.subspace.base import refuse_infinite
 from forgetless.tangent import TangentFeatures, concatenated, empty_features, stored
-from forgetless.tangent.blocks import Outer
 
-# Least share of a direction's squared length outside of the earlier ones for which rounding in
-# one pass leaves no more than in two.
+# The share of a direction's squared length outside the earlier ones above which one pass leaves no
+# more rounding than two.
 _WELL_CONDITIONED = 1e-3
-# ‖Ĝ⁻¹‖, see `_sturdy`, up to which directions are kept, and from which one more pass is needed.
+# ‖Ĝ⁻¹‖ (see `_sturdy`) up to which directions are kept, and above which another pass is needed.
 _STEEPEST = 1e11
 _STEEP = (1e7, 1e9)
+# The share of a direction's squared length outside the others at which it counts as dependent.
+# Coefficients grow as its inverse: below it, their rounding costs more than the direction helps.
+_DEPENDENT = 1e-9
+# Steps of the power method.
+_POWERS = 12
 # Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
 Movable = tuple[Tensor, Tensor]
 
@@ -31,11 +36,11 @@ class Atoms:
     """One seed's K directions W Φ with W Φ Φᵀ Wᵀ = L Lᵀ: their orthonormal basis is V = L⁻¹ W Φ.
 
     Arguments:
-        phi: the remembered samples' features Φ, (n, p), held as factors.
+        phi: the remembered samples' features Φ, (n, p), as factors.
         weights: W, (K, n) in float64; None for the samples themselves.
         factor: L, (K, K) in float64, lower triangular.
-        moments: Σ over tasks of V Φᵀ Φ Vᵀ / tr Φ Φᵀ, (K, K) in float64: how much of the tasks'
-            features lies in which direction.
+        moments: Σ over tasks of V Φᵀ Φ Vᵀ / tr Φ Φᵀ, (K, K) in float64: the share of each task's
+            variance in each direction.
     """
 
     phi: TangentFeatures
@@ -56,7 +61,7 @@ class Atoms:
 
     @property
     def small_bytes(self) -> int:
-        """Of L, (L Lᵀ)⁻¹, moments and weights."""
+        """Bytes of L, (L Lᵀ)⁻¹, moments and weights."""
         weights = 0 if self.weights is None else self.weights.nbytes
         return 2 * self.factor.nbytes + self.moments.nbytes + weights
 
@@ -67,7 +72,7 @@ class Atoms:
 
     @cached_property
     def passes(self) -> int:
-        """How often a projection is done: an ill-conditioned one leaves rounding to take out."""
+        """Passes of a projection: where L is ill-conditioned, another removes rounding."""
         lengths = self.factor.square().sum(1)
         left = self.factor.diagonal().square() / lengths
         if bool((left > _WELL_CONDITIONED).all()):
@@ -80,41 +85,25 @@ class Atoms:
         weights = torch.eye(self.rank).to(self.factor) if self.weights is None else self.weights
         return self.phi.combine(solve_triangular(self.factor, weights, upper=False))
 
-    def project_out(
-        self, g: Tensor, movable: Movable | None = None, outers: Outers | None = None
-    ) -> Tensor:
-        """G − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,).
+    def project_out(self, g: Tensor, movable: Movable | None = None) -> Tensor:
+        """g − (W Φ)ᵀ (W Φ Φᵀ Wᵀ)⁻¹ W Φ g, (p,).
 
         Arguments:
             movable: if not all parameters can move.
-            outers: what is known of g, of this seed alone: L (b, r) and R (b, c).
         """
         mask, inverse = movable if movable is not None else (None, None)
-        for number in range(self.passes if movable is None else 2):
+        for _ in range(self.passes if movable is None else 2):
             if mask is not None:
                 g = g * mask
-            known = outers if mask is None and number == 0 else None
-            along = float64(self.phi @ g if known is None else self._along(g, known))
+            along = float64(self.phi @ g)
             along = along if self.weights is None else self.weights @ along
             c = (self._gram_inverse if inverse is None else inverse) @ along
             c = c if self.weights is None else c @ self.weights
             g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
         return g if mask is None else g * mask
 
-    def _along(self, g: Tensor, outers: Outers) -> Tensor:
-        """Φ g, (n,), of some matrices by their factors where that takes less."""
-        out = g.new_zeros(len(self.phi), 1)
-        for piece in self.phi.pieces():
-            for name, columns in self.phi.columns():
-                block, factors = piece.blocks[name], outers.get(columns.start)
-                part = None
-                if factors is not None and isinstance(block, Outer):
-                    part = block.apply_outer(*factors)
-                out[piece.rows] += block.apply(g[columns, None]) if part is None else part
-        return out[:, 0]
-
     def restricted(self, columns: Sequence[slice]) -> Movable:
-        """What `project_out` needs where only the parameters in these columns can move."""
+        """The argument of `project_out` when only the parameters in these columns can move."""
         mask = torch.zeros(self.phi.shape[1], dtype=torch.bool, device=self.phi.like.device)
         for some in columns:
             mask[some] = True
@@ -127,7 +116,7 @@ class Atoms:
         return mask, scale.unsqueeze(1) * inverse * scale
 
     def with_samples(self, phi: TangentFeatures) -> Self:
-        """With the features of more samples."""
+        """These directions and the features of more samples."""
         gram = phi.gram()
         total = float(gram.trace())
         refuse_infinite(total)
@@ -144,10 +133,10 @@ class Atoms:
     def with_combinations(
         self, phi: TangentFeatures, values: Tensor, weights: Tensor, total: float
     ) -> Self:
-        """With principal directions: the rows of W' Φ', of lengths one and those singular values.
+        """These directions and principal ones: the unit rows of W' Φ', with singular values.
 
         Arguments:
-            total: Σ_i ‖φ_i‖² of the samples that they are directions of.
+            total: Σ_i ‖φ_i‖² of the samples whose directions they are.
         """
         gram = _weighted(phi.gram(), weights, weights)
         kept, factor, inside = self._grown(gram, phi.cross_gram(self.phi), weights)
@@ -159,11 +148,11 @@ class Atoms:
     def _grown(
         self, gram: Tensor, cross: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of k more directions are new, the larger L, and all k in the larger basis V.
+        """Which of k more directions are new, the extended L, and all k in the extended basis V.
 
-        Only the blocks that belong to the new ones are computed: with old directions' Gram
-        matrix L Lᵀ, cross-Gram C and new Gram matrix G, the factor grows by C L⁻ᵀ and by the
-        Cholesky factor of the Schur complement G − C L⁻ᵀ L⁻¹ Cᵀ.
+        With the old directions' Gram matrix L Lᵀ, the cross-Gram matrix C and the new Gram matrix
+        G, the factor grows by C L⁻ᵀ and by the Cholesky factor of the Schur complement
+        G − C L⁻ᵀ L⁻¹ Cᵀ.
 
         Arguments:
             gram: G, (k, k).
@@ -179,27 +168,27 @@ class Atoms:
         return kept, self._extended(reach[kept], new), torch.cat([reach, beyond], 1)
 
     def _sturdy(self, kept: Tensor, rest: Tensor, reach: Tensor, lengths: Tensor) -> Tensor:
-        """Those of the directions to be kept with which all together stay well-conditioned.
+        """The directions with which all together stay well-conditioned.
 
-        Each may have enough outside of those before it and all the same be as good as a sum of the
-        others. Coefficients, and with them rounding, grow as the square root of ‖Ĝ⁻¹‖, Ĝ the Gram
-        matrix of all directions at length one.
+        Each may have enough outside those before it and yet nearly be a sum of the others.
+        Coefficients, and with them rounding, grow as the square root of ‖Ĝ⁻¹‖, Ĝ the Gram matrix of
+        all directions at length one.
 
         Arguments:
             kept: indices of new directions, increasing.
-            rest: what earlier directions leave of the new ones' Gram matrix, (k, k).
+            rest: the Schur complement, (k, k).
             reach: C L⁻ᵀ, (k, K).
-            lengths: squared, of the new ones, (k,).
+            lengths: squared lengths of the new ones, (k,).
         """
         old = self.factor.square().sum(1)
         most = _STEEPEST
         while len(kept):
             new = cholesky(rest[kept][:, kept])
             if bool((new.diagonal().square() > _WELL_CONDITIONED * lengths[kept]).all()):
-                break  # as nearly always
+                break  # nearly always
             factor = self._extended(reach[kept], new)
             size, direction = inverse_norm(factor, torch.cat([old, lengths[kept]]))
-            if size > most and self.rank:  # not that of the old ones alone, as far as one can tell
+            if size > most and self.rank:  # unless the old ones alone have it
                 most = max(most, 1.05 * inverse_norm(self.factor, old)[0])
             if size <= most:
                 break
@@ -208,7 +197,7 @@ class Atoms:
         return kept
 
     def _extended(self, reach: Tensor, new: Tensor) -> Tensor:
-        """The larger L, of the blocks L, C L⁻ᵀ (k, K) and the new directions' own (k, k)."""
+        """The extended L from its blocks L, C L⁻ᵀ (k, K) and the new directions' own (k, k)."""
         old = self.rank
         factor = new.new_zeros(old + len(new), old + len(new))
         factor[:old, :old] = self.factor
@@ -217,7 +206,7 @@ class Atoms:
         return factor
 
     def _moments(self, inside: Tensor, total: float) -> Tensor:
-        """With one more task, its directions (k, K) in the basis V, its variance `total`."""
+        """The moments with one more task, of directions (k, K) in the basis V and its variance."""
         moments = inside.T @ inside / max(total, 1e-300)
         moments[: self.rank, : self.rank] += self.moments
         return moments
@@ -244,6 +233,75 @@ class Atoms:
 
 
 def _weighted(gram: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """Gram matrix W K W'ᵀ, None for the identity."""
+    """The Gram matrix W K W'ᵀ; None is the identity."""
     gram = gram if left is None else left @ gram
     return gram if right is None else gram @ right.T
+
+
+def independent(rest: Tensor, lengths: Tensor) -> Tensor:
+    """The indices of directions that add more than rounding, by Cholesky with pivots.
+
+    Arguments:
+        rest: (k, k), the Gram matrix less the part that earlier directions explain.
+        lengths: (k,), the squared lengths before that.
+    """
+    if len(rest) == 0:
+        return torch.arange(0)
+    scale = lengths.clamp_min(torch.finfo(lengths.dtype).tiny).rsqrt()
+    unit = scale.unsqueeze(1) * rest * scale
+    factor, order, rank, _ = dpstrf(unit.cpu().numpy(), tol=0.0, lower=1)
+    left = np.square(np.diag(factor))
+    left[rank:] = 0.0
+    chosen = order[left > _DEPENDENT].astype(np.int64) - 1
+    return torch.from_numpy(np.sort(chosen))
+
+
+def inverse_norm(factor: Tensor, lengths: Tensor) -> tuple[float, Tensor]:
+    """‖Ĝ⁻¹‖ of Ĝ = D⁻¹ L Lᵀ D⁻¹, and the unit vector (K,) that attains it.
+
+    By the power method, to a few percent: a bound from the trace would be too high if many
+    directions are slightly dependent.
+
+    Arguments:
+        factor: L, (K, K), lower triangular.
+        lengths: the squares of D, (K,).
+    """
+    scale = lengths.sqrt().unsqueeze(1)
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(len(factor), 1, generator=generator, dtype=torch.float64).to(factor)
+    for _ in range(_POWERS):
+        vector = vector / vector.norm()
+        half = solve_triangular(factor, scale * vector, upper=False)
+        vector = scale * solve_triangular(factor.mT, half, upper=True)
+    size = vector.norm()
+    return float(size), (vector / size)[:, 0]
+
+
+def best_rows(vectors: Tensor, moments: Tensor, limit: int) -> Tensor:
+    """The rows whose span explains most: greedily the row r with the largest gain r M rᵀ / ‖r‖².
+
+    Arguments:
+        vectors: (n, K).
+        moments: M, (K, K): what is to be explained is tr M.
+
+    Returns:
+        indices, increasing; at most `limit`.
+    """
+    rest, m = vectors.cpu().numpy().copy(), moments.cpu().numpy()
+    seen = rest @ m
+    lengths = np.square(rest).sum(1)
+    least = _DEPENDENT * lengths
+    chosen: list[int] = []
+    while len(chosen) < limit:
+        left = np.square(rest).sum(1)
+        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, 1e-300), -1.0)
+        gains[chosen] = -1.0
+        best = int(gains.argmax())
+        if gains[best] < 0:
+            break
+        chosen.append(best)
+        direction = rest[best] / np.sqrt(left[best])
+        along = rest @ direction
+        rest -= np.outer(along, direction)
+        seen -= np.outer(along, direction @ m)
+    return torch.from_numpy(np.sort(np.array(chosen, dtype=np.int64)))

@@ -1,65 +1,167 @@
-"""What a method may ask of remembered directions, however they are kept."""
+"""The interface of remembered directions, however they are stored."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol, Self, final, runtime_checkable
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
-from forgetless.subspace.storage import Storage
-from forgetless.support.errors import DataError
+from forgetless.subspace.storage import DENSE, Storage, most_directions
+from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.options import format_bytes
 from forgetless.tangent import TangentFeatures
 
-# Matrices in a gradient (S, p), each from a column on, that are known as Lᵀ R, too: L (S, b, r) and
-# R (S, b, c), as a linear layer's on b samples is.
-Outers = Mapping[int, tuple[Tensor, Tensor]]
 
+class Directions(ABC):
+    """Directions in parameter space that steps must avoid, for each of S seeds.
 
-@runtime_checkable
-class Subspace(Protocol):
-    """Directions in parameter space, K of them for each of S seeds. Never changed in place."""
+    What a method with `keeps_directions` has as its state. A class of your own needs a field
+    `record`, the abstract methods below, and what else it can do better than here. It is never
+    changed in place.
+
+    Attributes:
+        record: what each task added.
+        storage: how the directions are stored; the one that was asked for, for a class that can
+            store them in several ways.
+        over_ranks: whether `project_out` works with some of the p columns, the others being on the
+            processes of `storage.ranks`.
+    """
+
+    record: "Record"
+    storage: Storage = DENSE
+    over_ranks: ClassVar[bool] = False
+    # K directions take a K + b K² bytes; this is b.
+    _square_bytes: ClassVar[int] = 0
 
     @property
+    @abstractmethod
     def rank(self) -> int:
-        """K, the largest of all seeds."""
+        """K, the largest number of directions of a seed."""
 
-    @property
-    def record(self) -> "Record":
-        """What was remembered of each task."""
+    @abstractmethod
+    def project_out(self, g: Tensor) -> Tensor:
+        """g without its part along the directions: (S, p) → (S, p)."""
 
-    @property
-    def storage(self) -> Storage:
-        """How directions are kept."""
+    @abstractmethod
+    def limited(self, limit: int) -> Self:
+        """At most `limit` directions, those that explain most; later tasks may add more."""
+
+    @abstractmethod
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """Everything stored for a seed, enough to restore it."""
+
+    @classmethod
+    @abstractmethod
+    def restore(
+        cls, of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
+    ) -> "Directions":
+        """The directions from their `tensors` for each seed, for weights theta (S, p)."""
 
     @property
     def nbytes(self) -> int:
-        """What they take in memory."""
+        """Bytes of memory."""
+        seeds = range(len(self.record.ranks))
+        kept = [self.tensors(seed) for seed in seeds]
+        return sum(t.nbytes for of_seed in kept for t in of_seed.values())
 
-    def project_out(self, g: Tensor) -> Tensor:
-        """G without its part in the subspace: (S, p) → (S, p)."""
+    def bytes_by_parameter(self, columns: Mapping[str, slice]) -> dict[str, int]:
+        """Parameter → bytes of the directions in its columns, for the first seed."""
+        return {}
+
+    def explained(self) -> Tensor:
+        """The shares of the tasks' variances that the directions explain, summed: (S,)."""
+        return self.record.shares.sum(1)
 
     def restricted(self, columns: Sequence[slice]) -> Self:
-        """The same subspace where only the parameters in these columns can move."""
+        """The projection of vectors that are zero outside these columns, and stay so."""
+        raise ConfigError(
+            f"{type(self).__name__} has no `restricted`, so all protected parameters must be "
+            "trained in every step"
+        )
 
+    def moved_to(self, storage: Storage, theta: Tensor) -> "Directions":
+        """The same directions in another storage, for weights of the dtype and device of theta."""
+        return self.restore([self.tensors(seed) for seed in range(len(theta))], theta, storage)
+
+    def compressed(self, budget: int) -> tuple["Directions", tuple[str, ...]]:
+        """All directions in fewer bytes at the price of speed or precision, and how, in words.
+
+        Arguments:
+            budget: bytes; nothing more is given up once they suffice.
+        """
+        return self, ()
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def kept_share(self) -> float:
+        """The share of the variance of all tasks' features that the directions explain."""
+        tasks = self.record.tasks
+        return float(self.explained().mean()) / tasks if tasks else 0.0
+
+    def within(self, budget: int) -> tuple["Directions", str | None]:
+        """The directions in at most `budget` bytes, and what was given up for it, in words.
+
+        First all directions are compressed; if that is not enough, those that explain least are
+        dropped.
+        """
+        if self.nbytes <= budget:
+            return self, None
+        fewer, how = self.compressed(budget)
+        if fewer.nbytes > budget:
+            fewer = fewer._fewer(budget)
+            how = (*how, f"{fewer.rank} of {self.rank} directions kept")
+        if fewer.nbytes > budget:
+            raise ConfigError(
+                "budget must be enough for at least one direction, "
+                f"{format_bytes(fewer.nbytes)} for this model, not {format_bytes(budget)}"
+            )
+        return fewer, (
+            f"{', '.join(how)}: {format_bytes(self.nbytes)} asked for, {format_bytes(budget)} "
+            f"given; {self.kept_share():.1%} of the variance was explained, "
+            f"{fewer.kept_share():.1%} is now"
+        )
+
+    def _fewer(self, budget: int) -> "Directions":
+        """As many directions as fit, at least one."""
+        rank, square = self.rank, self._square_bytes
+        each = self.nbytes / rank - square * rank
+        limit = min(rank - 1, most_directions(each, square, budget))
+        while True:
+            limit = max(1, limit)
+            fewer = self.limited(limit)
+            if fewer.nbytes <= budget or limit == 1:
+                return fewer
+            # Samples differ in size, such as sequences of different lengths.
+            limit = min(limit - 1, int(limit * budget / fewer.nbytes))
+
+
+class Subspace(Directions):
+    """The span of tangent features, K orthonormal directions for each of S seeds."""
+
+    def __str__(self) -> str:
+        return str(self.storage)
+
+    @abstractmethod
+    def bases(self) -> Iterator[Tensor]:
+        """An orthonormal basis (K, p) for each seed, one at a time."""
+
+    @abstractmethod
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
-        """With the features of all samples, one operator a seed."""
+        """With the features of all samples, one operator per seed."""
 
+    @abstractmethod
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
-        """With the samples' top directions, one operator a seed."""
-
-    def kept_share(self) -> float:
-        """Of the variance of all tasks' features, the share that the directions explain."""
-
-    def tensors(self, seed: int) -> dict[str, Tensor]:
-        """What is kept of a seed."""
+        """With the samples' top directions, one operator per seed."""
 
 
 def refuse_infinite(*totals: float) -> None:
-    """Refuse features by their total variance: they would leave a task without protection."""
+    """Reject features whose total variance is not finite: they would protect nothing."""
     if not all(map(isfinite, totals)):
         raise DataError("the features of samples to remember are NaN or infinite")
 
@@ -67,11 +169,11 @@ def refuse_infinite(*totals: float) -> None:
 @final
 @dataclass(frozen=True)
 class Record:
-    """How many directions each task added, and the share of its variance that was remembered.
+    """How many directions each task added, and the share of its variance that they explain.
 
     Arguments:
-        ranks: (S, T), directions that were new.
-        shares: (S, T), of the variance of the samples looked at, what their directions explain.
+        ranks: (S, T), new directions.
+        shares: (S, T), shares of the variance of the task's samples.
     """
 
     ranks: Tensor
@@ -88,17 +190,17 @@ class Record:
         return self.ranks.shape[1]
 
     def with_task(self, ranks: Sequence[int], shares: Sequence[float]) -> Self:
-        """One more task, of each seed."""
+        """With one more task, a rank and a share per seed."""
         rank = torch.tensor(ranks).unsqueeze(1)
         share = torch.tensor(shares, dtype=torch.float64).unsqueeze(1)
         return type(self)(torch.cat([self.ranks, rank], 1), torch.cat([self.shares, share], 1))
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
-        """What is kept of a seed."""
+        """Everything stored for a seed."""
         return {"ranks": self.ranks[seed], "shares": self.shares[seed]}
 
     @classmethod
     def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]]) -> Self:
-        """From what `tensors` gave for each seed."""
+        """From the `tensors` of each seed."""
         ranks = torch.stack([tensors["ranks"].cpu() for tensors in of_seeds])
         return cls(ranks, torch.stack([tensors["shares"].cpu() for tensors in of_seeds]))

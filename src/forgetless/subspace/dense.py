@@ -1,19 +1,25 @@
-"""Remembered directions as orthonormal rows, one stack per seed."""
+"""Directions as orthonormal rows, one stack per seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from forgetless.linalg import float64, orthonormalize
-from forgetless.subspace.base import Record, refuse_infinite
-from forgetless.subspace.kernels.inplace import lengths_of_long, orthonormalize_in_place
-from forgetless.subspace.kernels.rows import aligned, laid_out
-from forgetless.subspace.kernels.sweep import coefficients, combination, project_out_rows
-from forgetless.subspace.storage import DENSE, Storage
+from forgetless.subspace.base import Record, Subspace, refuse_infinite
+from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
+from forgetless.subspace.projection import (
+    aligned,
+    coefficients,
+    combination,
+    laid_out,
+    project_out_rows,
+)
+from forgetless.subspace.storage import DENSE, SQUARE_BYTES, Storage
 from forgetless.support.collectives import Ranks
+from forgetless.support.errors import ConfigError
 from forgetless.tangent import (
     TangentFeatures,
     merged,
@@ -21,38 +27,38 @@ from forgetless.tangent import (
     top_weights_of_each,
 )
 
-# Numbers that are made float64 at once.
+# Numbers converted to float64 at once.
 _EXACT = 1 << 22
 _TINY = 1e-300
-# Norm of the inverse of V Vᵀ over some parameters from which rounding matters.
+# The norm of the inverse of V Vᵀ over some parameters above which rounding matters.
 _STEEP = 100.0
 
 
 @final
 @dataclass(frozen=True)
-class DenseSubspace:
+class DenseSubspace(Subspace):
     """The span of K remembered directions for each of S seeds.
 
-    On several ranks each of them has some of the p columns, of these rows and of all vectors; a
-    projection is one sum of K coefficients over the ranks, and all K × K matrices are on each.
+    On several ranks, each has some of the p columns of these rows and of all vectors; a projection
+    sums K coefficients over the ranks, and every rank has all K × K matrices.
 
     Arguments:
         rows: V, (S, K, p), orthonormal; where seeds have different ranks, rows of zeros fill up.
-        moments: Σ over tasks of V Φᵀ Φ Vᵀ / tr Φ Φᵀ, (S, K, K) in float64: how much of the tasks'
-            features lies in which direction.
-        record: what was remembered of each task.
-        storage: how rows are kept.
+        moments: Σ over tasks of V Φᵀ Φ Vᵀ / tr Φ Φᵀ, (S, K, K) in float64: the share of each
+            task's variance in each direction.
+        record: what each task added.
+        storage: how the rows are stored.
         movable: if not all parameters can move, the mask (p,) of those that can, the
             pseudo-inverse (S, K, K) of V Vᵀ over them, and how often a projection is done.
-        columns: the columns of those that can.
     """
 
     rows: Tensor
     moments: Tensor
     record: Record
     storage: Storage = DENSE
+    over_ranks: ClassVar[bool] = True
+    _square_bytes: ClassVar[int] = SQUARE_BYTES["dense"]
     movable: tuple[Tensor, Tensor, int] | None = None
-    columns: tuple[slice, ...] | None = None
 
     @classmethod
     def empty(cls, theta: Tensor, storage: Storage = DENSE) -> Self:
@@ -63,19 +69,27 @@ class DenseSubspace:
 
     @property
     def rank(self) -> int:
-        """K."""
         return self.rows.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Of rows and moments."""
         return self.rows.nbytes + self.moments.nbytes
 
-    def project_out(self, g: Tensor) -> Tensor:
-        """G without its part in the subspace: (S, p) → (S, p).
+    def bytes_by_parameter(self, columns: Mapping[str, slice]) -> dict[str, int]:
+        each = self.rows.element_size() * self.rank
+        return {name: each * (its.stop - its.start) for name, its in columns.items()}
 
-        If only some parameters can move, the nearest vector among those that moves nothing
-        protected: with F the projection on them, g − F Vᵀ (V F Vᵀ)⁺ V g.
+    def explained(self) -> Tensor:
+        return self.moments.diagonal(dim1=1, dim2=2).sum(1)
+
+    def bases(self) -> Iterator[Tensor]:
+        yield from self.rows
+
+    def project_out(self, g: Tensor) -> Tensor:
+        """g − Vᵀ V g.
+
+        If only some parameters can move, the nearest vector that moves those alone and nothing
+        protected: with F the projection onto them, g − F Vᵀ (V F Vᵀ)⁺ V g.
         """
         if self.movable is None and self.storage.ranks is None:
             return project_out_rows(g, self.rows)
@@ -90,35 +104,32 @@ class DenseSubspace:
         return g
 
     def _sum(self, partial: Tensor) -> Tensor:
-        """Over the ranks, if there are several."""
+        """The sum over the ranks, if there are several."""
         ranks = self.storage.ranks
         return partial if ranks is None or partial.numel() == 0 else ranks.sum(partial)
 
     def restricted(self, columns: Sequence[slice]) -> Self:
-        """The same subspace where only the parameters in these columns can move."""
         mask = self.rows.new_zeros(self.rows.shape[2], dtype=torch.bool)
         gram = torch.zeros_like(self.moments)
         for some in columns:
             mask[some] = True
-            # In float64, so that directions with little in these columns are not lost in rounding.
+            # In float64, so that rounding does not lose directions with little in these columns.
             for part in self.rows[..., some].split(max(1, _EXACT // max(1, self.rank)), dim=2):
                 exact = float64(part).to(gram.device)
                 gram += exact @ exact.mT
         inverse = torch.linalg.pinv(self._sum(gram), rtol=1e-10, hermitian=True)
-        # Of a direction of which little can move, rounding leaves too much the first time.
+        # One pass leaves too much of a direction of which little can move.
         steep = self.rank and float(torch.linalg.matrix_norm(inverse, 2).max()) > _STEEP
         movable = mask, inverse, 2 if steep else 1
-        return replace(self, movable=movable, columns=tuple(columns))
+        return replace(self, movable=movable)
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
-        """With the features of all samples, one operator a seed."""
         vectors = [phi.dense() for phi in features]
         return self._extended(vectors, None)
 
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
-        """With the samples' top directions, one operator a seed."""
         phis, ranks = [merged(one) for one in features], self.storage.ranks
         if ranks is None:
             found = top_weights_of_each(phis, components, centred=centred)
@@ -131,14 +142,14 @@ class DenseSubspace:
         return self._extended(vectors, [total for *_, total in found])
 
     def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float] | None) -> Self:
-        """With the span of more vectors (d, p) for each seed.
+        """The subspace extended by the span of more vectors.
 
-        What is already inside, or depends on the other vectors, adds nothing.
+        Vectors that lie inside it, or depend on the others, add nothing.
 
         Arguments:
-            vectors: of each seed.
-            totals: the variance of the features that they are directions of; None if they are all
-                of these features.
+            vectors: (d, p) for each seed.
+            totals: the variance of the features whose directions they are; None if the vectors are
+                these features.
         """
         ranks = self.storage.ranks
         lengths = [lengths_of_long(v, ranks) for v in vectors]
@@ -159,11 +170,10 @@ class DenseSubspace:
             moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, _TINY))
         record = self.record.with_task([len(new) for new, _ in found], shares)
         grown = replace(self, rows=rows, moments=moments, record=record, movable=None)
-        kept = grown.stored(self.storage)
-        return kept if self.columns is None else kept.restricted(self.columns)
+        return grown.stored(self.storage)
 
     def _room(self, count: int, like: Tensor) -> Tensor:
-        """Zero rows (S, count, p), as they are kept unless they are still to be made fewer."""
+        """Zero rows (S, count, p), stored as asked unless max_rank will first reduce them."""
         limit = self.storage.max_rank
         whole = limit is None or count <= limit
         none = like.new_empty(len(self.rows), 0, like.shape[1])
@@ -175,36 +185,45 @@ class DenseSubspace:
         )
 
     def _truncated(self) -> Self:
-        """With no more than max_rank directions: those that explain most of all tasks' features."""
+        """At most max_rank directions: those that explain most of all tasks' features."""
         limit = self.storage.max_rank
         if limit is None or self.rank <= limit:
             return self
         values, vectors = torch.linalg.eigh(self.moments)
         values, vectors = values.flip(-1)[:, :limit], vectors.flip(-1)[..., :limit]
         if self.storage.ranks is not None:
-            values, vectors = map(self.storage.ranks.agreed, (values, vectors))
+            values, vectors = map(self.storage.ranks.broadcast, (values, vectors))
         old = _full(self.rows)
         rows = vectors.mT.to(old) @ old
         return replace(self, rows=rows, moments=torch.diag_embed(values))
 
     def stored(self, storage: Storage) -> Self:
-        """The same directions kept in another way."""
+        """The same directions in another storage."""
         kept = replace(self, storage=storage)._truncated()
         device = kept.rows.device if storage.device is None else storage.device
         rows = kept.rows.to(device, storage.dtype or kept.rows.dtype)
-        # Rows that wait for a model on a GPU are copied there again and again.
+        # Rows for a model on a GPU are copied there at every step.
         if storage.device is not None and device.type == "cpu" and torch.cuda.is_available():
             rows = rows.pin_memory()
         return replace(kept, rows=laid_out(rows))
 
-    def kept_share(self) -> float:
-        """Of the variance of all tasks' features, the share that the directions explain."""
-        tasks = self.record.tasks
-        traces = self.moments.diagonal(dim1=1, dim2=2).sum(1)
-        return float(traces.mean()) / tasks if tasks else 0.0
+    def limited(self, limit: int) -> Self:
+        """The best mixtures of all directions."""
+        return replace(self.stored(replace(self.storage, max_rank=limit)), storage=self.storage)
+
+    def moved_to(self, storage: Storage, theta: Tensor) -> Self:
+        if storage.kind == "factored":
+            raise ConfigError("the state has dense rows, which cannot become factored samples")
+        # `stored` changes only what the storage names.
+        rows = self.rows.to(theta.device) if storage.device is None else self.rows
+        rows = rows.to(theta.dtype) if storage.dtype is None else rows
+        return replace(self, rows=rows).stored(storage)
+
+    def compressed(self, budget: int) -> tuple[Self, tuple[str, ...]]:
+        what = "rows rounded to bfloat16, which leaves about 1e-3 of a protected component"
+        return self.stored(replace(self.storage, dtype=torch.bfloat16)), (what,)
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
-        """What a trace keeps of a seed."""
         kept = {"directions": self.rows[seed], "moments": self.moments[seed]}
         return kept | self.record.tensors(seed)
 
@@ -212,7 +231,6 @@ class DenseSubspace:
     def restore(
         cls, of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
     ) -> Self:
-        """From what `tensors` gave for each seed."""
         device = theta.device if storage.device is None else storage.device
         of_each = [tensors["directions"].to(device) for tensors in of_seeds]
         rows = of_each[0].unsqueeze(0) if len(of_each) == 1 else torch.stack(of_each)
@@ -224,10 +242,10 @@ class DenseSubspace:
 def _agreed_weights(
     phi: TangentFeatures, components: int | float, centred: bool, ranks: Ranks
 ) -> tuple[Tensor, Tensor, float]:
-    """The top directions' weights, the same on every rank: all have the same Gram matrix."""
+    """The top directions' weights, equal on all ranks, from the summed Gram matrix."""
     gram, dtype = ranks.sum(phi.gram()), phi.like.dtype
     values, weights, total = principal_weights(gram, components, centred=centred, dtype=dtype)
-    return ranks.agreed(values), ranks.agreed(weights), total
+    return ranks.broadcast(values), ranks.broadcast(weights), total
 
 
 def _taken_apart(
@@ -248,10 +266,10 @@ def _taken_apart(
 
 
 def _rounding(rows: Tensor) -> float:
-    """What rounding to half precision leaves of a vector outside of rows that held it."""
+    """The share of a vector that rounding rows to half precision leaves outside their span."""
     return torch.finfo(rows.dtype).eps if len(rows) and rows.element_size() < 4 else 0.0
 
 
 def _full(rows: Tensor) -> Tensor:
-    """Rows precise enough to compute with."""
+    """Rows in at least float32."""
     return rows.float() if rows.element_size() < 4 else rows

@@ -1,35 +1,34 @@
-"""What remembered directions take in memory before they are there, and what would fit."""
+"""The memory that directions will need, and the storage that fits a budget."""
 
 import os
 from dataclasses import dataclass, replace
-from math import sqrt
 from pathlib import Path
 from typing import final
 
 import torch
 
-from forgetless.subspace.storage import STORAGES, Storage
-from forgetless.support.errors import MemoryShortageError
-from forgetless.support.sizes import in_words
+from forgetless.subspace.storage import SQUARE_BYTES, STORAGES, Storage, most_directions
+from forgetless.support.errors import MemoryShortageError, first_line
+from forgetless.support.options import AUTO, format_bytes, parse_bytes
 from forgetless.tangent import TangentFeatures, stored, stored_bytes
 
-# Of the memory that is free, what directions may take: while those of a task are added, the old
-# rows and the new ones are there at once, and training needs room too.
+# The share of the free memory for directions: while those of a task are added, old and new rows
+# exist at once, and training needs memory too.
 _SHARE_OF_FREE = 0.4
-# In the order in which they are tried: exact and fast, exact and small, rounded, slow.
+# The order of preference: exact and fast, exact and small, rounded, slow.
 _TRIED = ("dense", "factored", "bfloat16", "cpu")
 
 
 @final
 @dataclass(frozen=True)
 class Demand:
-    """Directions that a method asks to store for each task.
+    """The directions that a method stores for each task.
 
     Arguments:
         samples: samples whose features are computed.
-        directions: stored directions, at most.
+        directions: the most directions stored.
         combined: whether a direction is a weighted sum of all samples' features, so that fewer
-            directions need as many samples.
+            directions need no fewer samples.
     """
 
     samples: int
@@ -40,15 +39,15 @@ class Demand:
 @final
 @dataclass(frozen=True)
 class Footprint:
-    """What the directions of a run take at its end.
+    """The memory that the directions of a run need at its end.
 
     Arguments:
         demand: the directions that the method asks for.
-        size: p, the numbers of a direction.
-        itemsize: bytes of one of them.
-        factored: bytes of a sample as factors.
-        tasks: how many tasks are learned.
-        seeds: how many are in memory at once.
+        size: p, numbers per direction.
+        itemsize: bytes per number.
+        factored: bytes per factored sample.
+        tasks: number of tasks.
+        seeds: number of seeds in memory at once.
     """
 
     demand: Demand
@@ -60,17 +59,17 @@ class Footprint:
 
     @classmethod
     def of(cls, phi: TangentFeatures, demand: Demand, **counts: int) -> "Footprint":
-        """By the features of a few samples."""
+        """Estimated from the features of a few samples."""
         one = stored_bytes(stored(phi)) / len(phi)
         return cls(demand, phi.shape[1], phi.like.element_size(), one, **counts)
 
     @property
     def directions(self) -> int:
-        """Of all tasks together, at most."""
+        """The most directions of all tasks."""
         return self.tasks * self.demand.directions
 
     def bytes(self, storage: Storage) -> int:
-        """What they take in that storage, all seeds together."""
+        """Bytes in that storage, for all seeds."""
         count = self.directions
         count = count if storage.max_rank is None else min(count, storage.max_rank)
         one, square = self._growth(storage)
@@ -82,49 +81,47 @@ class Footprint:
         return int(self.seeds * needed)
 
     def _growth(self, storage: Storage) -> tuple[float, int]:
-        """K directions of a seed, if each is a row or a sample, take a K + b K² bytes: a and b."""
-        if storage.kind == "factored":
-            return self.factored, 24
-        return self.size * (self.itemsize if storage.dtype is None else storage.dtype.itemsize), 8
+        """a and b of a K + b K², the bytes of K directions of a seed, each a row or a sample."""
+        row = self.size * (self.itemsize if storage.dtype is None else storage.dtype.itemsize)
+        return self.factored if storage.kind == "factored" else row, SQUARE_BYTES[storage.kind]
 
     def most(self, storage: Storage, budget: float) -> int:
-        """How many directions fit, of PCA-OGD's in rows: the largest K for which they do."""
-        one, square = self._growth(storage)
-        return int((sqrt(one * one + 4 * square * budget / self.seeds) - one) / (2 * square))
+        """The most directions per seed that fit the budget, each a row or a sample."""
+        return most_directions(*self._growth(storage), budget / self.seeds)
 
 
 def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> Storage:
-    """The first way to keep all directions in `budget` bytes; if there is none, as many as fit.
+    """The first storage with which all directions fit the budget, or else as many as fit.
 
     Arguments:
-        needs: what they take.
+        needs: the directions' footprint.
         budget: bytes on the device of the weights.
-        device: where the weights are.
+        device: the device of the weights.
     """
     for name in _TRIED:
         storage = STORAGES[name]
         if storage.device is None:
             fits = needs.bytes(storage) <= budget
-        else:  # rows in main memory, which helps only if the weights are elsewhere
+        else:  # rows in main memory, which helps only if the weights are not there
             fits = device.type != "cpu" and needs.bytes(storage) <= budget_of(storage.device)
         if fits:
             return storage
-    # Fewer principal directions are sums of as many samples, so factors would not become smaller.
+    # Fewer principal directions need as many factored samples.
     smallest = ("bfloat16",) if needs.demand.combined else ("factored", "bfloat16")
     best = max((STORAGES[name] for name in smallest), key=lambda way: needs.most(way, budget))
     most = needs.most(best, budget)
     if most < 1:
         least = min(needs.bytes(replace(STORAGES[name], max_rank=1)) for name in smallest)
         raise MemoryShortageError(
-            f"--budget must be enough for at least one direction, {in_words(least)} for this "
-            f"model, not {in_words(budget)}"
+            f"--budget must be enough for at least one direction, {format_bytes(least)} for this "
+            f"model, not {format_bytes(budget)}"
         )
     return replace(best, max_rank=most)
 
 
-def budget_of(device: torch.device) -> float:
-    """What directions may take of the memory that is free there."""
-    return _SHARE_OF_FREE * _free(device)
+def budget_of(device: torch.device, budget: str = AUTO) -> float:
+    """A budget in bytes; "auto" is a share of the device's free memory."""
+    return _SHARE_OF_FREE * _free(device) if budget == AUTO else parse_bytes(budget)
 
 
 def _free(device: torch.device) -> float:
@@ -142,7 +139,7 @@ def _free(device: torch.device) -> float:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether torch found no memory, on a GPU or in main memory."""
+    """Whether the error is torch running out of memory, on a GPU or in main memory."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )
@@ -151,24 +148,24 @@ def is_shortage(error: BaseException) -> bool:
 def shortage(
     error: BaseException, where: str, device: torch.device, needs: Footprint | None, now: Storage
 ) -> MemoryShortageError:
-    """One sentence on what was wanted, what there is, and what would fit.
+    """The error for a run that ran out of memory: what it needed, and what would fit.
 
     Arguments:
-        where: what the run was doing.
-        needs: what the directions take, None for a method that keeps none.
-        now: how they are kept.
+        where: the part of the run, such as "in task 3".
+        needs: the directions' footprint; None for methods that keep no directions.
+        now: their storage.
     """
-    reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    reason = first_line(error).rstrip(".")
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        reason = f"{in_words(total - free)} of {in_words(total)} in use ({reason})"
+        reason = f"{format_bytes(total - free)} of {format_bytes(total)} in use ({reason})"
     if needs is None:
         remedy = "a smaller --batch-size, --memory or model, or fewer --seeds-together, may fit"
     else:
         others = [n for n in _TRIED if STORAGES[n] != now and (n != "cpu" or device.type != "cpu")]
-        sizes = [f"{in_words(needs.bytes(STORAGES[n]))} with --storage {n}" for n in others]
+        sizes = [f"{format_bytes(needs.bytes(STORAGES[n]))} with --storage {n}" for n in others]
         remedy = (
-            f"its {needs.directions} directions take {in_words(needs.bytes(now))} as {now}, "
+            f"its {needs.directions} directions take {format_bytes(needs.bytes(now))} as {now}, "
             f"{', '.join(sizes)}, and fewer with a smaller --memory; --budget auto picks one"
         )
     return MemoryShortageError(f"there is not enough memory {where}: {reason}; {remedy}")

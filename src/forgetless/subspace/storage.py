@@ -1,14 +1,15 @@
-"""How remembered directions are kept: as rows or as samples' factors, how precisely, and where."""
+"""How directions are stored: as rows or as samples' factors, how precisely, and where."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Literal, Self, final
 
 import torch
 
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import require
-from forgetless.support.validation import whole
+from forgetless.support.options import whole
 
 Kind = Literal["dense", "factored"]
 
@@ -19,18 +20,16 @@ class Storage:
     """A choice between memory, speed and precision.
 
     Arguments:
-        kind: "dense" keeps every direction as a row of p numbers; "factored" keeps the samples'
+        kind: "dense" stores every direction as a row of p numbers; "factored" stores the samples'
             inputs and output gradients layer by layer, n_in + n_out numbers instead of
             n_in · n_out, exactly.
-        dtype: of dense rows; None is that of the weights. In bfloat16 about 1e-3 of a protected
-            component stays in a step.
-        device: of dense rows; None is where the weights are. Rows elsewhere travel at every step.
-        max_rank: the most directions that are kept. When there are more, those stay that explain
-            most of the variance of all tasks' remembered features, every task counting the same:
-            of dense rows the best mixtures, of factored samples those that add most, one after
-            the other.
-        ranks: the processes that each hold some columns of dense rows; None where all columns
-            are here.
+        dtype: of dense rows; None for that of the weights. bfloat16 leaves about 1e-3 of a
+            protected component in a step.
+        device: of dense rows; None for that of the weights. Rows elsewhere are copied every step.
+        max_rank: the most directions. Beyond it, those stay that explain most of the variance of
+            all tasks' features, each task with the same weight: the best mixtures of dense rows,
+            or factored samples chosen greedily.
+        ranks: the processes that each hold some columns of dense rows; None if all are here.
     """
 
     kind: Kind = "dense"
@@ -57,7 +56,7 @@ class Storage:
         require(rows, "storage", self.kind, accepted)
 
     def described(self) -> dict[str, Any]:
-        """In plain values, for a file."""
+        """Plain values, for a file."""
         return {
             "kind": self.kind,
             "dtype": None if self.dtype is None else str(self.dtype)[6:],
@@ -67,14 +66,14 @@ class Storage:
 
     @classmethod
     def from_description(cls, kept: Mapping[str, Any]) -> Self:
-        """From what `described` gave; a device that this machine does not have is left out."""
+        """From `described`; a device that this machine lacks is dropped."""
         dtype = None if kept["dtype"] is None else getattr(torch, kept["dtype"])
         device = None if kept["device"] is None else torch.device(kept["device"])
         if device is not None:
             try:
                 torch.empty(0, device=device)
             except (RuntimeError, AssertionError, NotImplementedError):
-                device = None  # rows are where the weights are
+                device = None
         return cls(kept["kind"], dtype, device, kept["max_rank"])
 
     def __str__(self) -> str:
@@ -93,3 +92,12 @@ STORAGES = {
     "cpu": Storage(device=torch.device("cpu")),
     "factored": FACTORED,
 }
+# Bytes that K directions take for their (K, K) matrices in float64, divided by K².
+SQUARE_BYTES: dict[Kind, int] = {"dense": 8, "factored": 24}
+
+
+def most_directions(each: float, square: int, budget: float) -> int:
+    """The largest K for which each · K + square · K² bytes fit the budget."""
+    if square == 0:
+        return int(budget / each)
+    return int((sqrt(each * each + 4 * square * budget) - each) / (2 * square))

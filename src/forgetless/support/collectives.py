@@ -1,4 +1,4 @@
-"""Processes that train one model together: what they add up, agree on and give each other."""
+"""Collectives among the processes that train one model: sum, broadcast, gather."""
 
 import re
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ from forgetless.support.errors import RankError
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong between processes, without where in gloo's source and its advice."""
+    """The reason of a failed collective, without the source line and advice that gloo adds."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"^\[[^]]*\] |\. This is typically.*", "", lines[-1])
 
 
 @final
 class Ranks:
-    """The processes of a group, this one among them; each must make the same calls.
+    """The processes of a group, including this one; all must make the same calls.
 
     Arguments:
         group: a process group of `torch.distributed`.
-        device: where the group's tensors travel from.
+        device: the device from which the group sends tensors.
 
     Attributes:
-        calls: collectives that were called so far.
-        bytes: of tensors that this process handed to them.
+        calls: the number of collectives so far.
+        bytes: the bytes that this process passed to them.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
@@ -40,20 +40,20 @@ class Ranks:
         self.bytes = 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, to the bit the same on each of them."""
+        """The sum over all ranks, bit for bit the same on each."""
         total = tensor.to(self.device, copy=True).contiguous()
         with self._collective(total):
             dist.all_reduce(total, group=self.group)
         return total.to(tensor.device)
 
-    def agreed(self, tensor: Tensor) -> Tensor:
-        """What the first rank has; every rank must have a tensor of that shape and type."""
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The first rank's tensor; every rank must pass one of that shape and type."""
         copy = tensor.to(self.device, copy=True).contiguous()
         with self._collective(copy):
             dist.broadcast(copy, dist.get_global_rank(self.group, 0), group=self.group)
         return copy.to(tensor.device)
 
-    def gathered(self, vector: Tensor) -> list[Tensor]:
+    def gather(self, vector: Tensor) -> list[Tensor]:
         """The vectors (n,) of all ranks, of any lengths."""
         lengths = self._stacked(torch.tensor([len(vector)])).flatten().tolist()
         padded = vector.new_zeros(max(lengths))
@@ -62,7 +62,7 @@ class Ranks:
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def _stacked(self, tensor: Tensor) -> Tensor:
-        """Of all ranks, (R, *)."""
+        """The tensors of all ranks, (R, *)."""
         mine = tensor.to(self.device).contiguous()
         found = [torch.empty_like(mine) for _ in range(self.size)]
         with self._collective(mine):

@@ -1,4 +1,4 @@
-"""Work that a GPU does again and again without Python: recorded once as a CUDA graph."""
+"""CUDA graphs: GPU work that is recorded once and replayed without Python."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,28 +9,28 @@ import torch
 
 T = TypeVar("T")
 
-_SEEN = 2  # times that work is done from Python first: kernels are compiled, tensors are there
+_WARM_UP = 2  # runs from Python first: kernels are compiled, tensors allocated
 
 
 @contextmanager
-def capturing(
-    graph: torch.cuda.CUDAGraph, device: torch.device, beside: torch.cuda.CUDAGraph | None = None
+def capture_graph(
+    graph: torch.cuda.CUDAGraph, device: torch.device, shares: torch.cuda.CUDAGraph | None = None
 ) -> Iterator[None]:
-    """What is launched becomes part of the graph.
+    """Record the kernels launched in the block as the graph.
 
-    As `torch.cuda.graph`, without its clearing of the allocator's cache, which costs more than the
-    recording of a small network's steps. Other threads may go on using the GPU.
+    Like `torch.cuda.graph`, but without clearing the allocator's cache, which costs more than
+    recording a small network's steps. Other threads may use the GPU meanwhile.
 
     Arguments:
-        graph: an empty one.
+        graph: an empty graph.
         device: where the work is done.
-        beside: a graph that never runs at the same time, whose memory this one uses as well. Memory
-            of a graph goes to no other otherwise, not even once it is gone.
+        shares: a graph that never runs at the same time, whose memory this one uses too. Without
+            it a graph's memory is never used by another one, not even after it is deleted.
     """
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        pool = None if beside is None else beside.pool()
+        pool = None if shares is None else shares.pool()
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
@@ -40,14 +40,14 @@ def capturing(
 
 @cache
 def _side_stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
-    """One for capturing, which cannot be done on the stream that everyone uses, and more."""
+    """A stream besides the default one, on which nothing can be recorded."""
     return torch.cuda.Stream(device)
 
 
-def side_by_side(works: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
-    """Do what does not depend on each other; in a recording each on a stream of its own.
+def run_concurrently(works: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """The results of independent functions; in a recording each runs on its own stream.
 
-    There a GPU does small kernels of all of them at the same time. Launched from Python they come
+    There a GPU runs small kernels of all of them at the same time. Launched from Python they run
     one after another anyway.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
@@ -65,15 +65,15 @@ def side_by_side(works: Sequence[Callable[[], T]], device: torch.device) -> list
 
 
 @final
-class Repeated:
-    """Work that a GPU repeats by itself once it has been the same a few times.
+class GraphedFunction:
+    """A function that a GPU replays as a CUDA graph once it has run a few times.
 
-    Of many small kernels Python's part takes longer than the GPU's. On other devices, and where
-    the work cannot be recorded, it is done from Python every time.
+    Launching many small kernels from Python takes longer than running them. On other devices, and
+    where the function cannot be recorded, it runs from Python every time.
 
     Arguments:
-        work: launches kernels and does nothing else that counts. Its tensors must stay where they
-            are as long as the key is the same.
+        work: launches kernels and has no other effect. Its tensors must stay where they are as
+            long as the key is the same.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -84,10 +84,10 @@ class Repeated:
         self._is_recordable = True
 
     def __call__(self, key: Hashable, device: torch.device) -> None:
-        """Do it.
+        """Run the function or replay it.
 
         Arguments:
-            key: another one when a tensor is in another place than the last time.
+            key: differs if a tensor has moved since the last call.
             device: where the work is done.
         """
         if key != self._key:
@@ -97,16 +97,16 @@ class Repeated:
             return
         self._work()
         self._seen += 1
-        if self._seen == _SEEN and self._is_recordable and device.type == "cuda":
+        if self._seen == _WARM_UP and self._is_recordable and device.type == "cuda":
             self._record(device)
 
     def _record(self, device: torch.device) -> None:
-        if torch.cuda.is_current_stream_capturing():  # it is part of a recording of the user's
+        if torch.cuda.is_current_stream_capturing():  # the user records a graph that includes this
             self._seen = 0
             return
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(device), capturing(graph, device):
+            with torch.cuda.device(device), capture_graph(graph, device):
                 self._work()
         except RuntimeError:
             self._is_recordable = False

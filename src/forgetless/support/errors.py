@@ -1,51 +1,56 @@
-"""What forgetless raises when it cannot do what it was asked to."""
+"""The errors and the warning of forgetless."""
 
 
 class ForgetlessError(Exception):
-    """Base of every error that forgetless raises on purpose; its text is one clear sentence."""
+    """Base of all errors that forgetless raises on purpose; the text is one clear sentence."""
 
 
 class ConfigError(ForgetlessError, ValueError):
-    """An argument that cannot be used: names the argument, what came, and what is accepted."""
+    """An invalid argument: names the argument, its value, and the accepted values."""
 
 
 class DataError(ForgetlessError, ValueError):
-    """A dataset that is missing, damaged, tampered with, or not what it claims to be."""
+    """A dataset that is missing, damaged or not the published one."""
 
 
 class NoSamplesError(DataError):
-    """A loader that gives nothing."""
+    """A loader without samples."""
 
 
 class TraceError(ForgetlessError, ValueError):
-    """A run's folder that cannot be read or must not be written over."""
+    """A run's folder that cannot be read or must not be overwritten."""
 
 
 class RankError(ForgetlessError, RuntimeError):
-    """A process that trains the same model has ended or does not answer."""
+    """Another process of the same training has ended or does not answer."""
 
 
 class WorkerError(ForgetlessError, RuntimeError):
-    """A process that was to train a run has died, and so have those that tried after it."""
+    """The processes that tried to train a run all died."""
 
 
 class UnwritableError(TraceError, OSError):
-    """A file of a run that the operating system does not let us write."""
+    """A file of a run that the operating system refuses to write."""
 
 
 class TrainingError(ForgetlessError, ArithmeticError):
-    """Training broke down: a NaN or infinite gradient, with the seed, task and step."""
+    """Training diverged to NaN or infinity; names the seed, task and step."""
 
 
 class MemoryShortageError(ForgetlessError, MemoryError):
-    """What a run keeps does not fit: says how much was wanted, and what would fit."""
+    """Out of memory: says how much was needed and what would fit."""
 
 
 class ForgetlessWarning(UserWarning):
-    """Something that the user should know and that stops nothing; one clear sentence."""
+    """A warning; one clear sentence."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def require(satisfied: bool, argument: str, got: object, accepted: str) -> None:
-    """Raise a ConfigError that names the argument, what came and what is accepted."""
+    """Raise a ConfigError naming the argument, its value and the accepted values."""
     if not satisfied:
         raise ConfigError(f"{argument} must be {accepted}, not {got!r}")

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ from forgetless.support.errors import UnwritableError
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that, whatever happens, it is either the old one or the whole new one."""
+    """Write a file; whatever happens, it is either the old one or the whole new one."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
@@ -21,7 +21,7 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
             write(temporary)
             with temporary.open("rb+") as written:
                 os.fsync(written.fileno())
-            # mkstemp makes files private; a trace is as readable as any other new file.
+            # mkstemp makes files private; a trace gets the usual permissions.
             umask = os.umask(0)
             os.umask(umask)
             temporary.chmod(0o666 & ~umask)
@@ -35,7 +35,7 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name on disk before anything that is written later, where the system can do so."""
+    """Flush the new name to disk, where the system can."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -3,12 +3,66 @@
 The command line, the saved configuration and the documentation all read them from here.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import Field, field, fields
-from typing import Any
+from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, final
 
 from forgetless.support.errors import require
-from forgetless.support.validation import Accepted
+
+
+@final
+@dataclass(frozen=True)
+class Accepted:
+    """The values that an argument accepts.
+
+    Arguments:
+        fits: whether a value is one of them.
+        words: their description in an error message.
+    """
+
+    fits: Callable[[Any], bool]
+    words: str
+
+    def check(self, argument: str, value: object) -> None:
+        """Reject a value that does not fit."""
+        require(self.fits(value), argument, value, self.words)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer of Python or NumPy (not a bool)."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a finite number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer too large for a float
+        return False
+
+
+def whole(least: int) -> Accepted:
+    """Integers ≥ least."""
+    return Accepted(
+        lambda value: is_whole(value) and value >= least, f"a whole number of at least {least}"
+    )
+
+
+def real(least: float) -> Accepted:
+    """Finite numbers ≥ least."""
+    return Accepted(
+        lambda value: is_real(value) and value >= least, f"a finite number of at least {least:g}"
+    )
+
+
+FINITE = Accepted(is_real, "a finite number")
+POSITIVE = Accepted(lambda value: is_real(value) and value > 0, "a positive number")
+SHARE = Accepted(lambda value: is_real(value) and 0 < value < 1, "a share in (0, 1)")
 
 
 def option(
@@ -38,7 +92,7 @@ def setting_name(of: Field[Any]) -> str:
 
 
 def flag(name: str) -> str:
-    """An option as it is written on the command line."""
+    """An option as written on the command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -49,20 +103,49 @@ def check_options(
 
     Arguments:
         kind: the dataclass.
-        values: by the names of the fields; missing ones are not checked.
-        named: from a field's name to what the user calls it.
+        values: by field name; missing ones are not checked.
+        named: field name → the name in error messages.
     """
     for f in fields(kind):
         if f.name in values:
             check_option(f, values[f.name], named(f.name))
 
 
-def check_option(of: Field[Any], value: object, called: str) -> None:
-    """Reject a value that a field does not accept; None is fine where it is the default."""
+def check_option(of: Field[Any], value: object, argument: str) -> None:
+    """Reject a value that a field does not accept; None is accepted where it is the default."""
     accepted, choices = of.metadata.get("accepted"), of.metadata.get("choices")
     if value is None and of.default is None:
         return
     if choices:
-        require(value in choices, called, value, " or ".join(choices))
+        require(value in choices, argument, value, " or ".join(choices))
     if accepted is not None:
-        accepted.check(called, value)
+        accepted.check(argument, value)
+
+
+AUTO = "auto"  # as a budget: all bytes that are free
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(budget: str | int) -> int:
+    """The number of bytes in "512MB", "1.5 GiB" or an integer."""
+    accepted = "a number of bytes such as '512MB', '1.5GiB' or 10_000_000"
+    count = -1.0
+    if isinstance(budget, str):
+        text = budget.strip().lower().replace(" ", "")
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+        with suppress(ValueError, KeyError):
+            count = float(digits) * _UNITS[text[len(digits) :] or "b"]
+    elif isinstance(budget, int | float) and not isinstance(budget, bool):
+        count = float(budget)
+    require(1 <= count < float("inf"), "budget", budget, accepted)
+    return int(count)
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes for people, such as 1.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,18 +1,22 @@
-"""What a run ran on: versions, machine, and a fingerprint of the code itself."""
+"""The package's version, and what a run ran on: versions, machine, a fingerprint of the code."""
 
 import hashlib
 import platform
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+if TYPE_CHECKING:  # `forgetless --version` must not wait for torch
+    import torch
 
-from forgetless.support.version import __version__
+__version__ = "0.1.0"
 
 
-def versions(device: torch.device) -> dict[str, str]:
-    """Versions of the program and its foundations, and the device."""
+def versions(device: "torch.device") -> dict[str, str]:
+    """Versions of forgetless, Python, torch and NumPy, and the device."""
+    import numpy as np
+    import torch
+
     return {
         "forgetless": __version__,
         "code": code_fingerprint(),
@@ -26,7 +30,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 @cache
 def code_fingerprint() -> str:
-    """SHA-256 over the package's source files, the first 12 digits."""
+    """The first 12 digits of a SHA-256 over the package's source files."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):

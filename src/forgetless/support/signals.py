@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: at once where nothing can be lost, otherwise when all is saved."""
+"""Ctrl-C and SIGTERM: handled at once where nothing can be lost, otherwise after saving."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ from typing import Any, final
 
 @final
 class Stopped(KeyboardInterrupt):
-    """A signal asked the process to end, and it is about to.
+    """The process is ending because of a signal.
 
     Arguments:
-        number: of the signal.
+        number: the number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -21,21 +21,21 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-# Signals come to the process, so what is known of them belongs to the process.
+# Signals arrive at the process, so their state belongs to the process.
 _pending: int | None = None
 _deferred = False
 
 
 def pending() -> int | None:
-    """The signal that asked the process to end, if one did."""
+    """The signal that asked the process to end, if any."""
     return _pending
 
 
 @contextmanager
 def watched(*numbers: int) -> Iterator[None]:
-    """In the block these signals raise `Stopped`, or wait where they are deferred.
+    """In the block these signals raise `Stopped`, or wait if they are deferred.
 
-    Where others handle a signal, or in a thread that cannot, it is left alone.
+    Signals with other handlers are left alone, as are all of them outside the main thread.
     """
     global _pending
     if threading.current_thread() is not threading.main_thread():
@@ -56,21 +56,21 @@ def watched(*numbers: int) -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """In the block a first signal only sets `pending`, for who looks there between two steps."""
+    """In the block a first signal only sets `pending`, to be checked between two steps."""
     with _set(True):
         yield
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """In the block signals are not deferred; one that waits already ends it before it begins."""
+    """In the block signals are not deferred; one that is pending prevents it."""
     with _set(False):
         raise_pending()
         yield
 
 
 def raise_pending() -> None:
-    """Raise `Stopped` if a signal has come."""
+    """Raise `Stopped` if a signal is pending."""
     if _pending is not None:
         raise Stopped(_pending)
 

@@ -1,4 +1,4 @@
-"""Random numbers: an independent stream for every seed and purpose, none of them global."""
+"""Random numbers: an independent stream for each seed and purpose, none of them global."""
 
 import zlib
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ import torch
 
 
 def stream(seed: int, purpose: str, index: int = 0) -> torch.Generator:
-    """A CPU generator that depends on these three alone, so a seed draws the same everywhere."""
+    """A CPU generator determined by these three arguments, the same on every machine."""
     return torch.Generator().manual_seed(_state(seed, purpose, index))
 
 
-def batch(count: int, available: int, generator: torch.Generator) -> torch.Tensor:
-    """A random choice without replacement, (min(count, available),), every one equally likely.
+def random_subset(count: int, available: int, generator: torch.Generator) -> torch.Tensor:
+    """Random indices without replacement, (min(count, available),), all choices equally likely.
 
-    Few among many are drawn until all differ, which seldom takes a second time, where shuffling
-    all of them would take longer than a training step.
+    Few among many are drawn until all differ, which seldom takes a second draw; shuffling all of
+    them would take longer than a training step.
     """
     while count**2 <= available:
         drawn = torch.randint(available, (count,), generator=generator)
@@ -28,9 +28,9 @@ def batch(count: int, available: int, generator: torch.Generator) -> torch.Tenso
 
 @contextmanager
 def global_stream(seed: int, purpose: str) -> Iterator[None]:
-    """Seeds torch's global generators inside the block and restores them after it.
+    """Seed torch's global generators in the block and restore them after it.
 
-    For code that cannot be handed a generator: weight initialisation and dropout.
+    For code that takes no generator: weight initialisation and dropout.
     """
     with torch.random.fork_rng():
         torch.manual_seed(_state(seed, purpose, 0))

@@ -2,8 +2,10 @@
 
 from forgetless.tangent.arguments import chosen_names, require_one_precision, tangent_features
 from forgetless.tangent.chunks import Known
-from forgetless.tangent.evaluation import call_with, eval_mode, true_class
-from forgetless.tangent.features import Batch, TangentFeatures, features_of, top_weights_of_each
+from forgetless.tangent.evaluation import Batch, call_with, eval_mode, true_class
+from forgetless.tangent.features import TangentFeatures, features_of, top_weights_of_each
+from forgetless.tangent.inputs import layer_inputs
+from forgetless.tangent.moments import kronecker_moments
 from forgetless.tangent.slices import ParameterSlice, sliced_features
 from forgetless.tangent.spectrum import principal_weights
 from forgetless.tangent.storage import (
@@ -30,6 +32,8 @@ __all__ = [
     "eval_mode",
     "features_of",
     "from_tensors",
+    "kronecker_moments",
+    "layer_inputs",
     "merged",
     "principal_weights",
     "require_one_precision",

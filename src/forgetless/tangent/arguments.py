@@ -1,20 +1,19 @@
-"""`tangent_features`: what a user hands over, checked and made into a evaluation."""
+"""`tangent_features`: checks a user's model, samples and choice of parameters."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.support.errors import ConfigError, DataError, require
+from forgetless.support.errors import ConfigError, DataError, first_line, require
 from forgetless.tangent.chunks import Chunks
-from forgetless.tangent.evaluation import Evaluation, Scalar, true_class
+from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, true_class
 from forgetless.tangent.features import TangentFeatures
 
 Inputs = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
 Params = nn.Module | str | Iterable[str | nn.Parameter]
 
-_COMPARED = 4  # samples that are run alone as well
+_COMPARED = 4  # samples that are also run alone
 
 
 def tangent_features(
@@ -28,8 +27,8 @@ def tangent_features(
     """The tangent features φ(X) of a model, an operator with one row per sample.
 
     φ_i = ∂f_{y_i}(x_i)/∂θ, the gradient of the true-class output. Without labels every output has
-    a row: row i · C + c is ∂f_c(x_i)/∂θ. The weights and the train/eval modes are those of now,
-    whatever happens to the model later; the inputs are not copied.
+    a row: row i · C + c is ∂f_c(x_i)/∂θ. Weights and train/eval modes are the present ones, later
+    changes have no effect; the inputs are not copied.
 
     Arguments:
         model: from inputs to outputs (n, C), or (n,); any module whose output for a sample does
@@ -37,7 +36,7 @@ def tangent_features(
         x: inputs (n, *), a tuple of them (positional arguments) or a mapping (keyword arguments).
         y: labels (n,), integers in [0, C), or None.
         params: θ: None for all parameters that require a gradient; a submodule; names or prefixes
-            of names (`"body"` is all of `body.*`); parameters. The columns follow this order.
+            of names (`"body"` is all of `body.*`); parameters. The columns have this order.
         chunk: samples that go through the model at once; by default as many as fit well.
 
     Example:
@@ -52,26 +51,22 @@ def tangent_features(
     good = chunk is None or (isinstance(chunk, int) and chunk >= 1)
     require(good, "chunk", chunk, "None or an integer of at least 1")
     names = chosen_names(model, params)
-    args, kwargs = _inputs(x)
+    batch = _batch(x)
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    _refuse_values(values, names)
-    require_one_precision(values[name] for name in names)
-    _refuse_batch_layers(model)
-    n, device = len((*args, *kwargs.values())[0]), values[names[0]].device
-    targets = () if y is None else (_labels(y, n).to(device),)
-    scalar: Scalar = _each_output if y is None else true_class
-    evaluation = Evaluation.at(model, values, names, args, kwargs, scalar, targets)
+    _check_values(values, names)
+    _check_layers(model)
+    scalar: Scalar = lambda outputs: outputs  # noqa: E731
+    if y is not None:
+        labels = _labels(y, len(batch)).to(values[names[0]].device)
+        batch, scalar = Batch(batch.args, batch.kwargs, (labels,)), true_class
+    evaluation = Evaluation.at(model, values, names, batch, scalar)
     classes = _classes(evaluation)
-    for labels in targets:
+    if y is not None:
         require(classes is not None, "y", "labels", "None for a model with outputs (n,)")
-        low, high = int(labels.min()), int(labels.max())
+        low, high = int(y.min()), int(y.max())
         accepted = f"in [0, {classes}), the model's outputs"
         require(low >= 0 and high < (classes or 0), "y", f"labels {low} to {high}", accepted)
     return TangentFeatures(Chunks([evaluation], chunk))
-
-
-def _each_output(outputs: Tensor) -> Tensor:
-    return outputs
 
 
 def chosen_names(model: nn.Module, params: Params | None) -> tuple[str, ...]:
@@ -104,48 +99,41 @@ def chosen_names(model: nn.Module, params: Params | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def _inputs(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Positional and keyword arguments, all tensors with the same leading dimension."""
-    args: tuple[Tensor, ...] = ()
-    kwargs: dict[str, Tensor] = {}
+def _batch(x: Inputs) -> Batch:
+    """Positional and keyword arguments, finite tensors with the same number of samples."""
     if isinstance(x, Tensor):
-        args = (x,)
+        batch = Batch((x,), {})
     elif isinstance(x, Mapping):
-        kwargs = dict(x)
+        batch = Batch((), dict(x))
     elif isinstance(x, tuple | list):
-        args = tuple(x)
+        batch = Batch(tuple(x), {})
     else:
         raise ConfigError(f"x must be a tensor, a tuple or a dict of them, not {type(x).__name__}")
-    every = [*args, *kwargs.values()]
+    every: list[object] = [*batch.args, *batch.kwargs.values()]
     require(bool(every), "x", x, "at least one tensor")
     for one in every:
-        require(_is_batch(one), "x", _said(one), "tensors with a leading dimension of samples")
-    sizes = {len(one) for one in every}
+        came = f"a tensor {tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
+        fits = isinstance(one, Tensor) and one.dim() >= 1
+        require(fits, "x", came, "tensors with a leading dimension of samples")
+    tensors = [one for one in every if isinstance(one, Tensor)]
+    sizes = {len(one) for one in tensors}
     require(len(sizes) == 1, "x", f"sizes {sorted(sizes)}", "tensors of equally many samples")
     require(sizes != {0}, "x", "no samples", "at least one sample")
-    for one in every:
-        if one.is_floating_point() and not bool(one.isfinite().all()):
-            raise DataError("x must be finite, and has NaN or infinite entries")
-    return args, kwargs
-
-
-def _is_batch(x: object) -> TypeGuard[Tensor]:
-    return isinstance(x, Tensor) and x.dim() >= 1
-
-
-def _said(x: object) -> str:
-    return f"a tensor {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
+        raise DataError("x must be finite, and has NaN or infinite entries")
+    return batch
 
 
 def require_one_precision(parameters: Iterable[Tensor]) -> None:
-    """Refuse those of float32 beside those of float64; half precision counts as float32."""
+    """Reject a mixture of float32 and float64; half precision counts as float32."""
     kinds = {torch.promote_types(p.dtype, torch.float32) for p in parameters}
     if len(kinds) > 1:
         words = " and ".join(sorted(str(kind)[6:] for kind in kinds))
         raise ConfigError(f"the chosen parameters must be of one precision, not {words}")
 
 
-def _refuse_values(values: Mapping[str, Tensor], names: tuple[str, ...]) -> None:
+def _check_values(values: Mapping[str, Tensor], names: tuple[str, ...]) -> None:
+    """Require chosen parameters of one real dtype and device, and finite values everywhere."""
     for name in names:
         kind = values[name].dtype
         require(kind.is_floating_point, f"parameter {name}", str(kind), "of real numbers")
@@ -154,17 +142,17 @@ def _refuse_values(values: Mapping[str, Tensor], names: tuple[str, ...]) -> None
     for name, value in values.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise DataError(f"the model's {name} must be finite, and has NaN or infinite entries")
+    require_one_precision(values[name] for name in names)
 
 
-def _refuse_batch_layers(model: nn.Module) -> None:
-    """Layers known to mix samples or to draw random numbers, by name."""
+def _check_layers(model: nn.Module) -> None:
+    """Reject layers known to mix samples or to draw random numbers, by name."""
     for name, layer in model.named_modules():
         where = f"{type(layer).__name__} {name!r}"
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             if layer.training or layer.running_mean is None:
-                advice = (
-                    "call model.eval()" if layer.track_running_stats else "track its statistics"
-                )
+                tracked = layer.track_running_stats
+                advice = "call model.eval()" if tracked else "track its statistics"
                 raise ConfigError(f"{where} makes outputs depend on the batch; {advice}")
         elif isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
             raise ConfigError(f"{where} makes outputs random; call model.eval()")
@@ -181,36 +169,35 @@ def _labels(y: Tensor, n: int) -> Tensor:
 
 
 def _classes(evaluation: Evaluation) -> int | None:
-    """C, None for outputs (n,), once the outputs are seen to be a sample's own."""
+    """C, or None for outputs (n,), once outputs are known not to depend on other samples."""
     some = evaluation.select(slice(0, _COMPARED))
     try:
         with evaluation.running(), torch.no_grad():
-            together = some.outputs({})
+            outputs = some.outputs({})
             alone = [some.select(slice(i, i + 1)).outputs({}) for i in range(some.n)]
             again = some.outputs({})
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise ConfigError(f"the model does not take these inputs: {reason}") from error
-    if not isinstance(together, Tensor):
-        kind = type(together).__name__
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
         raise ConfigError(f"the model must return one tensor, not {kind}: wrap it in a module")
-    fits = together.dim() in (1, 2) and len(together) == some.n
-    got = f"{tuple(together.shape)} for {some.n} samples"
+    fits = outputs.dim() in (1, 2) and len(outputs) == some.n
+    got = f"{tuple(outputs.shape)} for {some.n} samples"
     require(fits, "the model's outputs", got, "of shape (n, C) or (n,)")
-    real = together.is_floating_point()
-    require(real, "the model's outputs", str(together.dtype), "real numbers")
-    if not bool(together.isfinite().all()):
+    real = outputs.is_floating_point()
+    require(real, "the model's outputs", str(outputs.dtype), "real numbers")
+    if not bool(outputs.isfinite().all()):
         raise DataError("the model's outputs are NaN or infinite")
-    if not _close(together, again):
+    if not _close(outputs, again):
         raise ConfigError("the model's outputs are random; call model.eval()")
-    if not all(a.shape == together[:1].shape for a in alone) or not _close(
-        together, torch.cat(alone)
-    ):
+    alike = all(a.shape == outputs[:1].shape for a in alone)
+    if not alike or not _close(outputs, torch.cat(alone)):
         raise ConfigError("a sample's outputs depend on the batch; call model.eval()")
-    return together.shape[1] if together.dim() == 2 else None
+    return outputs.shape[1] if outputs.dim() == 2 else None
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two runs differ only by rounding."""
+    """Whether two runs differ by no more than rounding."""
     tolerance = min(0.1, 20 * torch.finfo(a.dtype).eps ** 0.5)
     return bool((a - b).norm() <= tolerance * a.norm() + torch.finfo(a.dtype).tiny)

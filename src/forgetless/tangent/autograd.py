@@ -1,4 +1,4 @@
-"""Autograd as the reference: rows by vmap or a loop, the check of a rule, uses of parameters."""
+"""Autograd as the reference: rows by vmap or a loop, the check of rules, uses of parameters."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from forgetless.linalg import float64
 from forgetless.tangent.blocks import Block
 from forgetless.tangent.evaluation import Evaluation, call_with
 
-# What vmap raises when an operation or a branch on data does not allow it.
+# Raised by vmap if it does not support an operation or a branch on data.
 VMAP_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, KeyError)
 
 
 def rows_by_vmap(
     evaluation: Evaluation, names: tuple[str, ...], count: int
 ) -> list[dict[str, Tensor]]:
-    """For each of the K scalars, the named parameters' gradients (n, size)."""
+    """The named parameters' gradients (n, size), for each of the K scalars, by vmap."""
 
     def of_one(
         leaves: dict[str, Tensor],
@@ -42,10 +42,11 @@ def rows_by_vmap(
         return scalars.reshape(-1)[column]
 
     leaves = {name: evaluation.values[name] for name in names}
-    samples = evaluation.args, dict(evaluation.kwargs), evaluation.targets
+    batch = evaluation.batch
+    samples = batch.args, dict(batch.kwargs), batch.targets
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of slow batching rules
+        warnings.simplefilter("ignore")  # about slow batching rules
         for column in range(count):
             per_sample = vmap(grad(of_one), in_dims=(None, 0, 0, 0, None))
             gradients = per_sample(leaves, *samples, column)
@@ -56,7 +57,7 @@ def rows_by_vmap(
 def rows_by_loop(
     evaluation: Evaluation, names: tuple[str, ...], count: int
 ) -> list[dict[str, Tensor]]:
-    """The same from one forward pass a sample and one backward pass a row."""
+    """The same, with one forward pass per sample and one backward pass per row."""
     found: list[dict[str, list[Tensor]]] = [{name: [] for name in names} for _ in range(count)]
     for i in range(evaluation.n):
         leaves = evaluation.leaves(names)
@@ -71,7 +72,7 @@ def rows_by_loop(
 
 
 def gradients_of(scalar: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-    """The gradient with respect to each leaf, None where the scalar does not depend on it."""
+    """The gradient with respect to each leaf, None if the scalar does not depend on it."""
     if not scalar.requires_grad:
         return dict.fromkeys(leaves)
     gradients = torch.autograd.grad(
@@ -84,27 +85,27 @@ def gradients_of(scalar: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tens
 @final
 @dataclass(frozen=True)
 class AutogradCheck:
-    """Gradients of Σ_ik w_ik s_ik by autograd, with random weights w, to check any rows against.
+    """The gradient of Σ_ik w_ik s_ik by autograd, with random weights w, to check rows against.
 
-    Samples do not interact, so the gradient is Σ_ik w_ik φ_ik however the network lays its samples
-    out. A rule that took other things for samples (time steps, say) gives a different sum for all
-    w but a set of measure zero.
+    Samples do not interact, so it is Σ_ik w_ik φ_ik wherever the network has its samples. A rule
+    that mistook another dimension (time steps, say) for samples gives a different sum for almost
+    all w.
     """
 
     weights: Tensor  # (n, K)
     gradients: Mapping[str, Tensor | None]
     lengths: Mapping[str, float]  # of the gradients
-    # Some gradients are zero but for rounding (of the keys' bias in attention): the rounding of
-    # everything else is their measure.
+    # Some gradients are zero up to rounding (of the keys' bias in attention): compare these with
+    # the rounding of all gradients.
     rounding: float
-    eps: float  # of the coarsest precision in which a layer computed
+    eps: float  # of the lowest precision in which a layer computed
 
     def confirms(self, name: str, blocks: list[Block]) -> bool:
-        """Whether the blocks (one a scalar) of a parameter give that sum, up to rounding."""
+        """Whether a parameter's blocks (one per scalar) give that sum, up to rounding."""
         return name in self.confirmed({name: blocks})
 
     def confirmed(self, several: Mapping[str, list[Block]]) -> list[str]:
-        """The parameters whose blocks it confirms; a GPU is asked once for all."""
+        """The parameters whose blocks are confirmed, with one transfer from a GPU."""
         errors = _numbers([self._error(name, blocks) for name, blocks in several.items()])
         share = min(0.1, 20 * self.eps**0.5)
         return [
@@ -124,7 +125,7 @@ class AutogradCheck:
 
 
 def _numbers(scalars: list[Tensor]) -> list[float]:
-    """Scalars of one device as numbers, brought over together."""
+    """Scalars of one device as numbers, in one transfer."""
     found: list[float] = torch.stack([float64(s) for s in scalars]).tolist() if scalars else []
     return found
 
@@ -132,13 +133,7 @@ def _numbers(scalars: list[Tensor]) -> list[float]:
 def autograd_check(
     scalars: Tensor, leaves: Mapping[str, Tensor], outputs: Sequence[Tensor]
 ) -> AutogradCheck:
-    """What autograd finds.
-
-    Arguments:
-        scalars: (n, K).
-        leaves: the parameters.
-        outputs: of the layers on the way.
-    """
+    """The check for scalars (n, K) of these parameters, with the layers' outputs."""
     generator = torch.Generator().manual_seed(len(scalars))
     weights = torch.rand(scalars.shape, generator=generator) + 0.5
     weights *= torch.randint(0, 2, scalars.shape, generator=generator) * 2 - 1
@@ -151,16 +146,16 @@ def autograd_check(
     return AutogradCheck(weights, gradients, lengths, 30 * eps * hypot(*lengths.values()), eps)
 
 
-# Of what these are given besides the tensor itself they take the type or the shape.
+# Of their second argument these functions take only the type or the shape.
 _LIKE_ANOTHER = {Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as}
 
 
 @final
 class ParameterUses(TorchFunctionMode):
-    """Within it, every use of a parameter is seen that gradients flow through.
+    """A context that notes every use of a parameter that gradients flow through.
 
-    A layer's rule knows of the layer's own runs. That a weight is used once more, as of an
-    embedding whose weight also makes the logits, may hardly show in its gradient; here it does.
+    A layer's rule sees the layer's own runs only. Another use of its weight, such as of an
+    embedding's as output layer, may hardly change the gradient: the check could miss it.
 
     Arguments:
         leaves: the parameters by name, as the network is called with them.
@@ -168,16 +163,16 @@ class ParameterUses(TorchFunctionMode):
 
     def __init__(self, leaves: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.elsewhere: set[str] = set()  # parameters that something else than their layers uses
+        self.elsewhere: set[str] = set()  # parameters used outside of their layers
         self._names = {id(leaf): name for name, leaf in leaves.items()}
         self._running: list[Collection[str]] = []
 
     def begin(self, names: Collection[str]) -> None:
-        """From now on a layer runs whose parameters these are."""
+        """A layer with these parameters starts to run."""
         self._running.append(names)
 
     def end(self) -> None:
-        """It has run."""
+        """The layer has run."""
         self._running.pop()
 
     def __torch_function__(
@@ -198,19 +193,19 @@ class ParameterUses(TorchFunctionMode):
 
 
 def _transforms() -> bool:
-    """Whether within a transformation of `torch.func`, which hides if gradients flow."""
+    """Whether inside a `torch.func` transformation, which hides whether gradients flow."""
     return functorch.peek_interpreter_stack() is not None
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
-    """What is inside of the tensors that `torch.func`'s transformations hand to a function."""
+    """The tensor inside the wrappers of `torch.func`'s transformations."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Those in nested lists, tuples and mappings."""
+    """The tensors in nested lists, tuples and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,53 +1,71 @@
-"""How the per-sample gradients of one parameter are held: as rows, or as sums of outer products."""
+"""Per-sample gradients of one parameter, as rows or as sums of outer products, and their kernel."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
-from forgetless.tangent.factors import ALL, Left, OneHot, Right, by_position, cuts, multiplied
+from forgetless.tangent.factors import (
+    ALL,
+    Dense,
+    Left,
+    OneHot,
+    Right,
+    by_position,
+    cuts,
+    factor_products,
+    grouped_product,
+)
 
 # Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
 _SCRATCH = 1 << 23
 _GPU_SCRATCH = 1 << 27
-# Rows of a matrix product: on a CPU fewer cost time and more only memory; a GPU likes all of them.
+# Rows of a matrix product on a CPU: fewer cost time, more only memory. A GPU takes all at once.
 _TALL = 1 << 10
+# Rows of a symmetric product that are computed at once, from the diagonal to the right: short
+# stripes save most of a CPU's work, tall ones keep a GPU busy.
+_STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
 
 
 def scratch(like: Tensor) -> int:
-    """Elements that one step may take where the tensor is."""
+    """Elements that one step may allocate on the tensor's device."""
     return _GPU_SCRATCH if like.is_cuda else _SCRATCH
 
 
 class Block(Protocol):
-    """The columns of φ that belong to one parameter, for n samples."""
+    """B, the columns of φ that belong to one parameter, (n, size)."""
 
     @property
     def size(self) -> int:
-        """How many columns."""
+        """Number of columns."""
 
     def rows(self) -> Tensor:
-        """The columns themselves, (n, size)."""
+        """B itself, (n, size)."""
 
     def apply(self, v: Tensor) -> Tensor:
-        """Their product with v: (size, k) → (n, k)."""
+        """B v: (size, k) → (n, k)."""
 
     def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        """Add weights times them, (k, n) → (k, size), to `out`."""
+        """Add W B to `out`, (k, size), with weights W (k, n)."""
 
     def squared_sum(self) -> Tensor:
-        """The sum over samples of their squares, (size,)."""
+        """Σ_i B_i², element by element, (size,)."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is kept in memory."""
+        """The tensors in memory."""
 
 
 @final
 @dataclass(frozen=True)
 class Rows:
-    """One row a sample, (n, size): for small parameters, and for layers without a rule."""
+    """One row per sample: for small parameters, and for layers without a rule.
+
+    Arguments:
+        values: (n, size).
+    """
 
     values: Tensor
 
@@ -74,16 +92,16 @@ class Rows:
 @final
 @dataclass(frozen=True)
 class Outer:
-    """Gradients of a parameter seen as g matrices r×c: G_i = Σ_uses Σ_t L_it R_itᵀ.
+    """Gradients of a parameter as g matrices r×c: G_i = Σ_uses Σ_t L_it R_itᵀ.
 
-    T · (r + c) numbers a sample instead of r · c. For a linear layer L = ∂f/∂z and R = a are the
-    gradient at its outputs and its inputs; for a convolution T are the output positions and R the
-    input patches; for an embedding L is one-hot. No uses at all: a gradient of zero.
+    T · (r + c) numbers per sample instead of r · c. For a linear layer L = ∂f/∂z is the gradient at
+    its outputs and R = a its inputs; for a convolution T counts output positions and R holds the
+    input patches; for an embedding L is one-hot. Without uses the gradient is zero.
 
     Arguments:
         shape: (g, r, c).
         uses: pairs L (n, g, T, r), R (n, g, T, c).
-        like: (n, 0), says how many samples, and the dtype and device.
+        like: an empty tensor (n, 0) with the number of samples, dtype and device.
     """
 
     shape: tuple[int, int, int]
@@ -102,7 +120,7 @@ class Outer:
 
     @property
     def positions(self) -> int:
-        """T, of all uses together."""
+        """T, summed over uses."""
         return sum(left.positions for left, _ in self.uses)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -120,26 +138,26 @@ class Outer:
             for some in cuts(self.n, scratch(self.like) // (g * left.positions * width)):
                 values = right.dense(some, columns)  # (m, g, T, columns)
                 if isinstance(left, OneHot):
-                    index = left.index[some].unsqueeze(-1).expand_as(values[:, 0])
+                    index = left.data[some].unsqueeze(-1).expand_as(values[:, 0])
                     out[some, 0].scatter_add_(1, index, values[:, 0])
                 else:
                     out[some] += left.dense(some).mT @ values
         return out
 
     def slices(self) -> list[slice]:
-        """Cuts of the c columns whose `part` is not too large."""
+        """Slices of the c columns whose `part` fits in scratch space."""
         g, r, c = self.shape
         grain = max((right.grain for _, right in self.uses), default=1)
         return list(cuts(c, max(1, scratch(self.like) // (self.n * g * r * grain)) * grain))
 
     def _samples(self, left: Left) -> Iterator[slice]:
-        """Cuts of the samples whose factors are not too large."""
+        """Slices of the samples whose factors fit in scratch space."""
         g, r, c = self.shape
         width = c if isinstance(left, OneHot) else max(r, c)
         return cuts(self.n, scratch(self.like) // (g * left.positions * width))
 
     def _by_use(self, k: int) -> bool:
-        """Whether k products use by use take less than building the gradients first."""
+        """Whether k products from the factors are cheaper than building the gradients first."""
         one_hot = any(isinstance(left, OneHot) for left, _ in self.uses)
         return one_hot or k <= 1 or self.positions <= 1
 
@@ -157,31 +175,12 @@ class Outer:
                 values = right.dense(some)
                 for j in range(k):
                     if isinstance(left, OneHot):
-                        product = v[0, :, :, j][left.index[some]].unsqueeze(1) * values
+                        product = v[0, :, :, j][left.data[some]].unsqueeze(1) * values
                     else:
-                        seen = multiplied(by_position(values), v[..., j].mT)  # (g, m·T, r)
+                        seen = grouped_product(by_position(values), v[..., j].mT)  # (g, m·T, r)
                         product = seen.mul_(by_position(left.dense(some))).sum((0, 2))
                         product = product.view(len(values), -1)
                     out[some, j] += product.flatten(1).sum(1)
-        return out
-
-    def apply_outer(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """Their product with the matrix Lᵀ R, (b, r), (b, c) → (n, 1), from L and R.
-
-        Σ_t ⟨L_it Lᵀ, R_it Rᵀ⟩ takes b (r + c) products a position in place of r c. None where
-        that is not clearly less.
-        """
-        g, r, c = self.shape
-        if g > 1 or 2 * len(left) * (r + c) > r * c:
-            return None
-        out = self.like.new_zeros(self.n, 1)
-        for mine, other in self.uses:
-            if isinstance(mine, OneHot):
-                return None
-            for some in self._samples(mine):
-                seen = by_position(mine.dense(some))[0] @ left.T  # (m·T, b)
-                seen.mul_(by_position(other.dense(some))[0] @ right.T)
-                out[some] += seen.sum(1).view(-1, mine.positions).sum(1, keepdim=True)
         return out
 
     def add_combined(self, weights: Tensor, out: Tensor) -> None:
@@ -213,12 +212,12 @@ def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: T
     """Add Σ_i w_i Σ_t L_it R_itᵀ over some samples, for k weightings (k, m), to (k, g, r, c)."""
     values = right.dense(some)  # (m, g, T, c)
     if isinstance(left, OneHot):
-        index = left.index[some].flatten()
+        index = left.data[some].flatten()
         for w, to in zip(weights, out, strict=True):
             to[0].index_add_(0, index, (w[:, None, None] * values[:, 0]).flatten(0, 1))
         return
     inputs = by_position(values)  # (g, m·T, c)
-    if len(weights) == 1:  # as at every step of training: nothing is copied but what is weighted
+    if len(weights) == 1:  # as in every step of training: only the smaller factor is copied
         scaled = by_position(left.dense(some) * weights[0].view(-1, 1, 1, 1))
         for to, a, b in zip(out[0], scaled, inputs, strict=True):
             to.addmm_(a.T, b)
@@ -228,17 +227,96 @@ def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: T
     tall = len(weights) if deltas.is_cuda else -(-_TALL // r)
     for few in cuts(len(weights), min(tall, scratch(deltas) // deltas.numel())):
         scaled = deltas.unsqueeze(1) * weights[few].view(1, -1, 1, m, 1)  # (g, few, r, m, T)
-        products = multiplied(scaled.flatten(3).flatten(1, 2), inputs)
+        products = grouped_product(scaled.flatten(3).flatten(1, 2), inputs)
         out[few] += products.unflatten(1, (-1, r)).transpose(0, 1)
 
 
 def _squared_tokens(left: OneHot, values: Tensor) -> Tensor:
-    """Σ_i (Σ_t onehot_it R_itᵀ)²: what a sample's repeated tokens add is squared as a whole."""
-    n = len(left.index)
+    """Σ_i (Σ_t onehot_it R_itᵀ)²: repeated tokens of a sample are summed before squaring."""
+    n = len(left.data)
     sample = torch.arange(n, device=values.device).unsqueeze(1)
-    key = (sample * left.width + left.index).flatten()
+    key = (sample * left.width + left.data).flatten()
     distinct, where = key.unique(return_inverse=True)
     width = values.shape[-1]
     sums = values.new_zeros(len(distinct), width).index_add_(0, where, values.reshape(-1, width))
     out = values.new_zeros(left.width, width)
     return out.index_add_(0, distinct % left.width, sums.square()).flatten()
+
+
+def add_kernel(a: Block, b: Block, out: Tensor) -> None:
+    """Add a parameter's part of φ φ'ᵀ to `out`, (n, n'), computed in its precision.
+
+    For two blocks of outer products, either build the rows, r · c numbers each, or sum
+    ⟨G_i, G'_j⟩ = Σ_ts ⟨L_it, L'_js⟩ ⟨R_it, R'_js⟩ over pairs of positions, whichever takes less
+    arithmetic. For a linear layer on vectors the sum is (D D'ᵀ)∘(A A'ᵀ). For a block with itself
+    only the entries on and above the diagonal are right: call `mirror` afterwards.
+    """
+    if not isinstance(a, Outer) or not isinstance(b, Outer):
+        left, right = a.rows(), b.rows()
+        for some in cuts(a.size, scratch(out) // max(len(left), len(right))):
+            _add_product(left[:, some], right[:, some], a is b, out)
+    elif _pairs_are_cheaper(a, b):
+        _add_by_positions(a, b, out)
+    else:
+        for columns in a.slices() if a.n > b.n else b.slices():
+            left = a.part(columns).flatten(1)
+            right = left if a is b else b.part(columns).flatten(1)
+            _add_product(left, right, a is b, out)
+
+
+def mirror(out: Tensor) -> None:
+    """Copy the upper triangle of a square matrix to the lower one."""
+    for some in cuts(len(out), _stripe(out)):
+        corner = out[some, some]
+        corner.copy_(corner.triu() + corner.triu(1).T)
+        out[some.stop :, some] = out[some, some.stop :].T
+
+
+def _stripe(out: Tensor) -> int:
+    return _STRIPE.get(out.device.type, _STRIPE["cpu"])
+
+
+def _tiles(out: Tensor, size: tuple[int, int], symmetric: bool) -> Iterator[tuple[slice, slice]]:
+    """Tiles of a matrix; of a symmetric one, those that touch the upper triangle."""
+    rows, columns = out.shape
+    height, width = size
+    for mine in cuts(rows, min(height, _stripe(out)) if symmetric else height):
+        first = mine.start if symmetric else 0
+        for theirs in cuts(columns - first, width):
+            yield mine, slice(first + theirs.start, first + theirs.stop)
+
+
+def _add_product(a: Tensor, b: Tensor, symmetric: bool, out: Tensor) -> None:
+    """Add A Bᵀ."""
+    left = a.to(out)
+    right = left if symmetric else b.to(out)
+    for mine, theirs in _tiles(out, (len(left), len(right)), symmetric):
+        out[mine, theirs].addmm_(left[mine], right[theirs].T)
+
+
+def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
+    """Compare multiplications per pair of samples."""
+    _, r, c = a.shape
+    by_pairs = sum(
+        left.positions * other.positions * (c + (r if isinstance(left, Dense) else 1))
+        for left, _ in a.uses
+        for other, _ in b.uses
+    )
+    building = a.positions / max(1, b.n) + b.positions / max(1, a.n)
+    return by_pairs <= r * c * (1 + building)
+
+
+def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
+    side = isqrt(scratch(out) // a.shape[0])
+    for left, right in a.uses:
+        for other_left, other_right in b.uses:
+            t, s = left.positions, other_left.positions
+            for mine, theirs in _tiles(out, (side // t, side // s), a is b):
+                lefts = factor_products(left, other_left, mine, theirs, out)  # (g, m·T, m'·T')
+                rights = factor_products(right, other_right, mine, theirs, out)
+                if len(lefts) * t * s == 1:
+                    out[mine, theirs].addcmul_(lefts[0], rights[0])
+                    continue
+                products = (lefts * rights).sum(0)
+                products = products.view(-1, t, products.shape[1]).sum(1)
+                out[mine, theirs] += products.view(len(products), -1, s).sum(2)

@@ -1,4 +1,4 @@
-"""One forward and one backward pass: the per-sample gradients of every parameter, as blocks."""
+"""The per-sample gradients of every parameter, from one forward and one backward pass."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ from forgetless.tangent.autograd import (
 )
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.evaluation import Evaluation
-from forgetless.tangent.factors import merged
+from forgetless.tangent.factors import joined_uses
 from forgetless.tangent.rules import RULES, Contribution, matrix_shape
 
 _INTERACT = (
     "a sample's outputs depend on the other samples of a batch, so it has no gradient of its own"
 )
-# The ways a rule is tried: samples in the leading dimension, samples in the second.
+# Each rule is tried with samples in the first dimension, then in the second.
 _AXES = (0, 1)
 
 
 @final
 @dataclass(frozen=True)
 class SampleLayout:
-    """Where layers have the samples, as autograd has confirmed it for every parameter.
+    """The dimension of samples in each layer, confirmed by autograd for every parameter.
 
     Arguments:
         layers: in the order in which they run.
-        axes: parameter → dimension of the samples; those that no layer uses are missing.
+        axes: parameter → dimension of the samples; unused parameters are missing.
         rules: parameter → rule.
     """
 
@@ -48,7 +48,7 @@ class SampleLayout:
 @final
 @dataclass(frozen=True)
 class Captured:
-    """The blocks of every parameter for each of the K scalars, and which rule holds them.
+    """The blocks of every parameter for each of the K scalars, and the rule they come from.
 
     Arguments:
         layout: None if some parameter has no rule.
@@ -62,10 +62,17 @@ class Captured:
 @final
 @dataclass(frozen=True)
 class _Call:
-    """One run of a layer: what its rule keeps of the input (None: no rule), and its output."""
+    """One run of a layer.
+
+    Arguments:
+        layer: the layer.
+        names: parameter within the layer → its name in the network.
+        kept: what the rule keeps of the input; None if it does not apply.
+        output: the layer's output.
+    """
 
     layer: nn.Module
-    names: Mapping[str, str]  # parameter within the layer → its name in the network
+    names: Mapping[str, str]
     kept: Tensor | None
     output: Tensor
 
@@ -75,15 +82,15 @@ def capture(
     given_up: frozenset[str] = frozenset(),
     layout: SampleLayout | None = None,
 ) -> Captured:
-    """Every parameter's per-sample gradients: by its layer's rule if it holds, else by rows.
+    """Every parameter's per-sample gradients, by its layer's rule if confirmed, else by rows.
 
     Samples do not interact, so ∂(Σ_i s_i)/∂z_i = ∂s_i/∂z_i: one backward pass for all samples, K
-    of them for K scalars. No rule is believed before its rows, weighted at random and summed, are
-    what autograd finds, or if something else than its layer uses the parameter.
+    passes for K scalars. A rule is used only if its rows, weighted at random and summed, agree with
+    autograd, and if nothing outside the layer uses the parameter.
 
     Arguments:
         given_up: parameters for which no rule is tried.
-        layout: of other samples, if these must lie as they do: then autograd is not asked again.
+        layout: of other samples that must agree with these; autograd is then not asked again.
     """
     leaves = evaluation.leaves()
     calls: list[_Call] = []
@@ -105,7 +112,7 @@ def capture(
         del scalars
         blocks, rules, axes = _by_rules(evaluation, calls, deltas, check, uses.elsewhere)
         layers = tuple(call.layer for call in calls)
-        calls.clear()  # and with them the graph
+        calls.clear()  # frees the graph
         rest = tuple(name for name in evaluation.names if name not in rules)
         if rest:
             by_rows, more = _by_rows(evaluation, rest, check)
@@ -118,18 +125,17 @@ def capture(
 def _laid_out(
     evaluation: Evaluation, calls: list[_Call], deltas: list[Tensor], layout: SampleLayout
 ) -> dict[str, Block]:
-    """The blocks of one scalar, where the samples lie as that says."""
-    blocks: dict[str, Block] = {
-        name: _nothing(evaluation, name) for name in evaluation.names if name not in layout.axes
-    }
+    """The blocks of one scalar, with the samples in the layout's dimensions."""
+    unused = [name for name in evaluation.names if name not in layout.axes]
+    blocks: dict[str, Block] = {name: _zero_block(evaluation, name) for name in unused}
     for axis in set(layout.axes.values()):
         others = {name for name, its in layout.axes.items() if its != axis}
         blocks |= _build(evaluation, calls, deltas, axis, others)
     return blocks
 
 
-def _nothing(evaluation: Evaluation, name: str) -> Block:
-    """A gradient of zero."""
+def _zero_block(evaluation: Evaluation, name: str) -> Block:
+    """Gradients of zero."""
     value = evaluation.values[name]
     return Outer((1, 1, value.numel()), (), value.new_empty(evaluation.n, 0))
 
@@ -137,14 +143,14 @@ def _nothing(evaluation: Evaluation, name: str) -> Block:
 def _watch(
     evaluation: Evaluation, given_up: frozenset[str], calls: list[_Call], uses: ParameterUses
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Hooks that write down every run of a layer that has a rule and a wanted parameter."""
+    """Hooks that record every run of a layer with a rule and a wanted parameter."""
     wanted = set(evaluation.names) - given_up
     called = {id(p): name for name, p in evaluation.module.named_parameters()}
     handles = []
     for layer in evaluation.module.modules():
         if type(layer) not in RULES:
             continue
-        known = RULES[type(layer)].labels  # a hook may have given it others (weight_norm)
+        known = RULES[type(layer)].labels  # a hook may have added others (weight_norm)
         own = [(kind, called[id(p)]) for kind, p in layer.named_parameters(recurse=False)]
         names = {kind: name for kind, name in own if name in wanted and kind in known}
         if not names:
@@ -168,7 +174,7 @@ def _watch(
         def begin(layer: nn.Module, args: Any, names: Mapping[str, str] = names) -> None:
             uses.begin(names.values())
 
-        # Next to the layer itself: what a user's own hooks do is not the layer's run.
+        # Innermost: what a user's own hooks do is not part of the layer's run.
         handles.append(layer.register_forward_pre_hook(begin))
         handles.append(layer.register_forward_hook(remember, prepend=True, with_kwargs=True))
     return handles
@@ -179,12 +185,10 @@ def _output_gradients(scalars: Tensor, calls: list[_Call]) -> list[list[Tensor]]
     outputs = [call.output for call in calls]
     if not outputs or not scalars.requires_grad:
         return [[torch.zeros_like(z) for z in outputs] for _ in scalars.T]
-    found = []
-    for column in scalars.sum(0):
-        gradients = torch.autograd.grad(column, outputs, retain_graph=True, allow_unused=True)
-        pairs = zip(gradients, outputs, strict=True)
-        found.append([torch.zeros_like(z) if g is None else g for g, z in pairs])
-    return found
+    return [
+        list(torch.autograd.grad(s, outputs, retain_graph=True, materialize_grads=True))
+        for s in scalars.sum(0)
+    ]
 
 
 def _by_rules(
@@ -194,7 +198,7 @@ def _by_rules(
     check: AutogradCheck,
     elsewhere: Collection[str],
 ) -> tuple[list[dict[str, Block]], dict[str, str], dict[str, int]]:
-    """The blocks that a rule gives and autograd confirms, the rules' names and samples' axes."""
+    """The blocks that autograd confirms, their rules' names and their samples' dimensions."""
     touched = {name for call in calls for name in call.names.values()}
     found: list[dict[str, Block]] = [{} for _ in deltas]
     rules: dict[str, str] = {}
@@ -202,7 +206,7 @@ def _by_rules(
     for name in evaluation.names:
         if name not in touched and check.gradients[name] is None:
             for blocks in found:
-                blocks[name] = _nothing(evaluation, name)
+                blocks[name] = _zero_block(evaluation, name)
             rules[name] = "unused"
     for axis in _AXES:
         built = [_build(evaluation, calls, of, axis, set(rules)) for of in deltas]
@@ -220,7 +224,7 @@ def _by_rules(
 
 
 def _labels(calls: list[_Call]) -> dict[str, str]:
-    """Parameter name → the rules that hold it, joined where several layers share it."""
+    """Parameter → its rule's label, or several joined by "+" if different layers share it."""
     labels: dict[str, set[str]] = {}
     for call in calls:
         for kind, name in call.names.items():
@@ -235,7 +239,7 @@ def _build(
     axis: int,
     done: set[str],
 ) -> dict[str, Block]:
-    """The blocks of one scalar, if the samples are where `axis` says."""
+    """The blocks of one scalar, with the samples in dimension `axis`."""
     parts: dict[str, list[Contribution | None]] = {}
     shapes: dict[str, set[tuple[int, int, int]]] = {}
     for call, delta in zip(calls, deltas, strict=True):
@@ -243,7 +247,7 @@ def _build(
         if not wanted:
             continue
         rule = RULES[type(call.layer)]
-        # A layer that computes in lower precision (autocast) hands over less than its weights hold.
+        # Under autocast, inputs and δ have a lower precision than the weights.
         like = evaluation.values[next(iter(wanted.values()))]
         kept = call.kept if call.kept is None else _as_precise(call.kept, like)
         given = kept is not None and rule.contributions(
@@ -259,7 +263,7 @@ def _build(
         rows = [part for part in several if isinstance(part, Tensor)]
         if len(uses) == len(several) and len(shapes[name]) == 1:
             like = evaluation.values[name].new_empty(evaluation.n, 0)
-            blocks[name] = Outer(next(iter(shapes[name])), tuple(merged(uses)), like)
+            blocks[name] = Outer(next(iter(shapes[name])), tuple(joined_uses(uses)), like)
         elif len(rows) == len(several):
             blocks[name] = Rows(rows[0] if len(rows) == 1 else torch.stack(rows).sum(0))
     return blocks
@@ -272,7 +276,7 @@ def _as_precise(values: Tensor, like: Tensor) -> Tensor:
 def _by_rows(
     evaluation: Evaluation, names: tuple[str, ...], check: AutogradCheck
 ) -> tuple[list[dict[str, Block]], dict[str, str]]:
-    """Rows by vmap where it can and autograd confirms them, else by a loop over samples."""
+    """Rows by vmap where that works and autograd confirms them, else by a loop over samples."""
     count = check.weights.shape[1]
     found: list[dict[str, Block]] = [{} for _ in range(count)]
     rules = dict.fromkeys(names, "loop")
@@ -300,5 +304,5 @@ def _by_rows(
 def _by_loop(evaluation: Evaluation, names: tuple[str, ...], count: int) -> list[dict[str, Tensor]]:
     try:
         return rows_by_loop(evaluation, names, count)
-    except ValueError as error:  # of layers that need more than one sample
+    except ValueError as error:  # from layers that need more than one sample
         raise ConfigError(f"{_INTERACT} ({error})") from error

@@ -1,5 +1,6 @@
-"""The captured chunks of φ's rows: kept while they fit a budget, otherwise captured again."""
+"""The rows of φ, a chunk of samples at a time, cached within a memory budget."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,29 +11,48 @@ from torch import Tensor
 
 from forgetless.support.errors import ConfigError
 from forgetless.tangent.blocks import Block
-from forgetless.tangent.budget import available_bytes
 from forgetless.tangent.capture import Captured, SampleLayout, capture
 from forgetless.tangent.evaluation import Evaluation
 from forgetless.tangent.factors import cuts, distinct_bytes
 
-_BUDGET = 1 << 30  # bytes of captured chunks that are kept
+_BUDGET = 1 << 30  # bytes of captured chunks that are cached
 _PROBE = 16  # samples that show how much memory one takes
-# Samples at once if memory allows: what stays in a CPU's cache, and what keeps a GPU busy.
+# Most samples at once: these fit in a CPU's cache, or keep a GPU busy.
 _CHUNK = {"cpu": 512, "cuda": 8192}
 _SLOWNESS = {"unused": 0, "vmap": 2, "loop": 3}  # 1: a layer's rule
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Free memory of a GPU, all memory of the machine for the CPU, None if unknown."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def require_bytes(what: str, needed: int, like: Tensor) -> None:
+    """Raise if so many bytes can never fit on the device of `like`."""
+    available = available_bytes(like.device)
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"{what} would take {needed:,} bytes and {like.device} has {available:,}: "
+            "take fewer samples, or use phi @ v and phi.T @ u, which do not build it"
+        )
 
 
 @final
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of φ: one scalar of each sample of a chunk, every parameter a block."""
+    """Some rows of φ (one scalar of each sample of a chunk), with a block for each parameter."""
 
     rows: slice
     blocks: Mapping[str, Block]
 
 
 class FeatureSource(Protocol):
-    """Where the rows of φ come from, a chunk at a time."""
+    """The rows of φ, a chunk at a time."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -40,7 +60,7 @@ class FeatureSource(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many columns each has."""
+        """Their numbers of columns."""
 
     @property
     def like(self) -> Tensor:
@@ -48,14 +68,14 @@ class FeatureSource(Protocol):
 
     @property
     def height(self) -> int:
-        """How many rows in all."""
+        """Number of rows."""
 
     @property
     def rules(self) -> Mapping[str, str]:
-        """Parameter → how its gradients are held."""
+        """Parameter → how its gradients are computed or stored."""
 
     def __len__(self) -> int:
-        """How many chunks."""
+        """Number of chunks."""
 
     def pieces(self, index: int) -> Sequence[Piece]:
         """The pieces of one chunk."""
@@ -64,11 +84,11 @@ class FeatureSource(Protocol):
 @final
 @dataclass(frozen=True)
 class Known:
-    """What some samples have shown of all others of the same network, scalars and shape.
+    """What is known of samples of this network, scalar and shape from earlier ones.
 
     Arguments:
-        sample_bytes: what one takes.
-        layout: where layers have them, if it cannot be elsewhere for others; None to find out.
+        sample_bytes: memory per sample.
+        layout: their dimension in each layer, if it must be the same; None to find out.
     """
 
     sample_bytes: int
@@ -77,13 +97,12 @@ class Known:
 
 @final
 class Chunks:
-    """Walks over the samples of evaluations, a chunk at a time.
+    """The rows of φ for the samples of some evaluations, captured a chunk at a time.
 
     Arguments:
-        evaluations: the same scalars of the same network, each of some samples; inputs of
-            one evaluation have one shape.
-        chunk: samples that go through the network at once; None: as many as fit well.
-        known: from samples that are alike; otherwise a few samples show what one takes.
+        evaluations: the same scalars of the same network, each for samples of one shape.
+        chunk: samples that go through the network at once; None for as many as fit well.
+        known: from similar samples; None measures a few.
     """
 
     def __init__(
@@ -96,7 +115,6 @@ class Chunks:
         self.kept: dict[int, list[Piece]] = {}
         self.kept_bytes = 0
         self.rules: dict[str, str] = {}
-        # Memory of a GPU that is free is there to be used.
         free = available_bytes(self.like.device) if self.like.is_cuda else None
         self.budget = max(_BUDGET, (free or 0) // 4)
         self._layout = None if known is None else known.layout
@@ -118,13 +136,13 @@ class Chunks:
             self._keep(0, first)
 
     def _fitting(self, sample_bytes: int) -> int:
-        """How many samples go well through the network at once."""
+        """How many samples fit well through the network at once."""
         most = _CHUNK.get(self.like.device.type, _CHUNK["cpu"])
         return max(1, min(most, self.budget // 8 // sample_bytes))
 
     @property
     def height(self) -> int:
-        """How many rows in all: n · K."""
+        """Number of rows, n · K."""
         return self.starts[-1] * self.per_sample
 
     def __len__(self) -> int:
@@ -140,7 +158,7 @@ class Chunks:
         fallen = frozenset(name for name, rule in self.rules.items() if rule in ("vmap", "loop"))
         captured = capture(part, fallen, self._layout)
         for name, rule in captured.rules.items():
-            # Of several chunks the report is the slowest way that was taken.
+            # Report the slowest rule among the chunks.
             before = self.rules.get(name, "unused")
             if _SLOWNESS.get(before, 1) <= _SLOWNESS.get(rule, 1):
                 self.rules[name] = rule

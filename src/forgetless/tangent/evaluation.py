@@ -1,12 +1,11 @@
 """A network evaluated at given weights: stateless calls, modes restored, scalars of samples.
 
-Gradient checkpointing computes parts of a network again in the backward pass. By then the module
-has its own weights back, and the gradients would be theirs: during a call here, such parts run
-without checkpoints. Recurrent layers in eval mode run without cuDNN, which has no backward pass
-for them.
+Gradient checkpointing recomputes parts of a network in the backward pass. By then the module has
+its own weights back, which would give their gradients: calls here disable checkpoints. Recurrent
+layers in eval mode run without cuDNN, which has no backward pass for them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -29,26 +28,24 @@ def call_with(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The outputs of the module with these parameters and buffers in place of its own.
+    """Outputs of the module with these parameters and buffers in place of its own.
 
-    A value holds wherever the named tensor is used, under whatever name, unless that is named too.
+    A value replaces the named tensor under all of its names, except those that are given too.
     """
-    without_cudnn_backward = differentiable(module) if torch.is_grad_enabled() else nullcontext()
-    with _WITHOUT_CHECKPOINTS(), without_cudnn_backward:
+    kernels = differentiable(module) if torch.is_grad_enabled() else nullcontext()
+    with _WITHOUT_CHECKPOINTS(), kernels:
         placed = _placed(module, values)
         return functional_call(module, placed, args, dict(kwargs or {}), tie_weights=False)
 
 
 def true_class(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The output that each sample's label names: (n, C), (n,) → (n,)."""
+    """The output of each sample's own class: (n, C), (n,) → (n,)."""
     return outputs.gather(1, labels.long().unsqueeze(1)).squeeze(1)
 
 
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """All modules in eval mode, and afterwards each in the mode that it had."""
-    with _modes(dict.fromkeys(module.modules(), False)):
-        yield
+def eval_mode(module: nn.Module) -> AbstractContextManager[None]:
+    """All modules in eval mode; their previous modes are restored afterwards."""
+    return _modes(dict.fromkeys(module.modules(), False))
 
 
 @contextmanager
@@ -65,7 +62,7 @@ def _modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
 
 
 def differentiable(module: nn.Module) -> AbstractContextManager[None]:
-    """Without cuDNN, if the module has recurrent layers in eval mode."""
+    """Disable cuDNN if the module has recurrent layers in eval mode."""
     if any(isinstance(part, nn.RNNBase) and not part.training for part in module.modules()):
         return without_cudnn()
     return nullcontext()
@@ -73,8 +70,8 @@ def differentiable(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """By torch's own kernels; cuDNN's other settings stay, which its `flags` would reset."""
-    cudnn = torch.backends.cudnn
+    """Use torch's own kernels."""
+    cudnn = torch.backends.cudnn  # its `flags` would reset other settings
     before = cudnn.enabled
     cudnn.enabled = False
     try:
@@ -84,10 +81,10 @@ def without_cudnn() -> Iterator[None]:
 
 
 def _placed(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values by one name for each place that holds a tensor of the module.
+    """The values, by one name for each place that holds a tensor of the module.
 
-    A layer that is registered twice has two names for one place. `functional_call` swaps both and
-    gives the place its own tensor back only once, so that a value stays in it.
+    A layer that is registered twice has two names for one place. Given both, `functional_call`
+    restores the place only once, and a value remains in it.
     """
     names: dict[tuple[int, str], str] = {}
     held: dict[tuple[int, str], int] = {}
@@ -112,39 +109,39 @@ def _placed(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @final
 class _WithoutCheckpoints:
-    """Within it, in this thread, nothing is checkpointed."""
+    """A context in which this thread checkpoints nothing."""
 
     def __init__(self) -> None:
-        self._here = ContextVar("runs plainly", default=False)
+        self._disabled = ContextVar("checkpoints disabled", default=False)
         self._lock = Lock()
-        self._inside = 0  # in all threads
+        self._entered = 0  # in all threads
         self._originals: dict[str, Any] = {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
-            if self._inside == 0:
+            if self._entered == 0:
                 self._install()
-            self._inside += 1
-        token = self._here.set(True)
+            self._entered += 1
+        token = self._disabled.set(True)
         try:
             yield
         finally:
-            self._here.reset(token)
+            self._disabled.reset(token)
             with self._lock:
-                self._inside -= 1
-                if self._inside == 0:
+                self._entered -= 1
+                if self._entered == 0:
                     for name, original in self._originals.items():
                         setattr(torch.utils.checkpoint, name, original)
 
     def _install(self) -> None:
         names = [n for n in (_GENERATOR, _FUNCTION) if hasattr(torch.utils.checkpoint, n)]
         self._originals = {name: getattr(torch.utils.checkpoint, name) for name in names}
-        here, originals = self._here, self._originals
+        disabled, originals = self._disabled, self._originals
 
         def around(*args: Any, **kwargs: Any) -> Iterator[None]:
-            """What is done before and after a part runs, at the one place where it yields."""
-            if here.get():
+            """A generator that yields where the checkpointed part runs."""
+            if disabled.get():
                 yield
             else:
                 yield from originals[_GENERATOR](*args, **kwargs)
@@ -152,8 +149,9 @@ class _WithoutCheckpoints:
         class Function:
             @staticmethod
             def apply(part: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-                plainly = here.get()
-                return part(*args) if plainly else originals[_FUNCTION].apply(part, preserve, *args)
+                if disabled.get():
+                    return part(*args)
+                return originals[_FUNCTION].apply(part, preserve, *args)
 
         for name, other in ((_GENERATOR, around), (_FUNCTION, Function)):
             if name in self._originals:
@@ -163,8 +161,35 @@ class _WithoutCheckpoints:
 _WITHOUT_CHECKPOINTS = _WithoutCheckpoints()
 
 
-# outputs of n samples and what belongs to them → (n,), or (n, K) for K scalars a sample
+# outputs of n samples and their targets → (n,), or (n, K) for K scalars per sample
 Scalar = Callable[..., Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """Samples as a network takes them.
+
+    Arguments:
+        args, kwargs: positional and keyword arguments, tensors (n, *).
+        targets: tensors (n, *) that belong to the samples, such as labels.
+    """
+
+    args: tuple[Tensor, ...]
+    kwargs: Mapping[str, Tensor]
+    targets: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return len((*self.args, *self.kwargs.values())[0])
+
+    def select(self, samples: slice) -> Self:
+        """Some of the samples."""
+        return replace(
+            self,
+            args=tuple(a[samples] for a in self.args),
+            kwargs={key: a[samples] for key, a in self.kwargs.items()},
+            targets=tuple(b[samples] for b in self.targets),
+        )
 
 
 @final
@@ -177,34 +202,29 @@ class Evaluation:
         values: its parameters and buffers, by name.
         modes: each of its modules' `training` flag.
         names: the parameters, in the order of the columns of φ.
-        args, kwargs: its inputs, tensors (n, *).
+        batch: the samples.
         scalar: from the network's outputs and the targets to (n,) or (n, K).
-        targets: tensors (n, *), such as labels.
     """
 
     module: nn.Module
     values: Mapping[str, Tensor]
     modes: Mapping[nn.Module, bool]
     names: tuple[str, ...]
-    args: tuple[Tensor, ...]
-    kwargs: Mapping[str, Tensor]
+    batch: Batch
     scalar: Scalar
-    targets: tuple[Tensor, ...]
 
     @classmethod
     def at(
         cls,
         module: nn.Module,
         values: Mapping[str, Tensor],
-        names: tuple[str, ...],
-        args: tuple[Tensor, ...],
-        kwargs: Mapping[str, Tensor],
+        names: Sequence[str],
+        batch: Batch,
         scalar: Scalar,
-        targets: tuple[Tensor, ...],
         *,
         lasting: bool = False,
     ) -> Self:
-        """At these values, and in the modes that the modules have now.
+        """At these values, in the modules' present modes.
 
         Arguments:
             lasting: the values will not be changed; otherwise they are copied.
@@ -212,33 +232,23 @@ class Evaluation:
         modes = {m: m.training for m in module.modules()}
         with torch.inference_mode(False):
             copies = {n: v.detach() if lasting else v.detach().clone() for n, v in values.items()}
-        return cls(module, copies, modes, names, (), {}, scalar, ()).on(args, kwargs, targets)
+        return cls(module, copies, modes, tuple(names), batch, scalar).on(batch)
 
-    def on(
-        self,
-        args: tuple[Tensor, ...],
-        kwargs: Mapping[str, Tensor],
-        targets: tuple[Tensor, ...],
-    ) -> Self:
+    def on(self, batch: Batch) -> Self:
         """The same for other samples."""
         with torch.inference_mode(False):
-            args = tuple(_usable(a) for a in args)
-            kwargs = {key: _usable(a) for key, a in kwargs.items()}
-        return replace(self, args=args, kwargs=kwargs, targets=targets)
+            args = tuple(_usable(a) for a in batch.args)
+            kwargs = {key: _usable(a) for key, a in batch.kwargs.items()}
+        return replace(self, batch=Batch(args, kwargs, batch.targets))
 
     @property
     def n(self) -> int:
-        """Samples."""
-        return len((*self.args, *self.kwargs.values())[0])
+        """Number of samples."""
+        return len(self.batch)
 
     def select(self, samples: slice) -> Self:
         """The same for some of the samples."""
-        return replace(
-            self,
-            args=tuple(a[samples] for a in self.args),
-            kwargs={key: a[samples] for key, a in self.kwargs.items()},
-            targets=tuple(b[samples] for b in self.targets),
-        )
+        return replace(self, batch=self.batch.select(samples))
 
     def leaves(self, names: tuple[str, ...] | None = None) -> dict[str, Tensor]:
         """The parameters as new leaves to differentiate with respect to."""
@@ -246,19 +256,19 @@ class Evaluation:
         return {name: self.values[name].detach().requires_grad_() for name in names}
 
     def outputs(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """What the network returns."""
+        """The network's outputs."""
         values = {**self.values, **leaves}
-        outputs: Tensor = call_with(self.module, values, self.args, self.kwargs)
+        outputs: Tensor = call_with(self.module, values, self.batch.args, self.batch.kwargs)
         return outputs
 
     def scalars(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """(n, K)."""
-        scalars = self.scalar(self.outputs(leaves), *self.targets)
+        scalars = self.scalar(self.outputs(leaves), *self.batch.targets)
         return scalars.unsqueeze(1) if scalars.dim() == 1 else scalars
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """With the modules in the modes they had, and gradients recorded."""
+        """Run with the modules in these modes, and gradients recorded."""
         with _modes(self.modes), torch.inference_mode(False), torch.enable_grad():
             yield
 

@@ -1,9 +1,9 @@
 """Factors of per-sample gradients: d numbers at each of T positions, in g groups, of n samples."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -15,51 +15,42 @@ ALL = slice(None)
 @final
 @dataclass(frozen=True)
 class Dense:
-    """A factor that is simply there, (n, g, T, d)."""
+    """A factor stored as it is.
 
-    values: Tensor
+    Arguments:
+        data: (n, g, T, d).
+    """
+
+    data: Tensor
     grain = 1  # columns can be cut anywhere
 
     @property
     def positions(self) -> int:
         """T."""
-        return self.values.shape[2]
+        return self.data.shape[2]
 
     def dense(self, samples: slice = ALL, columns: slice = ALL) -> Tensor:
         """(m, g, T, columns)."""
-        return self.values[samples, ..., columns]
-
-    @property
-    def data(self) -> Tensor:
-        """What is kept in memory, (n, …)."""
-        return self.values
-
-    def having(self, data: Tensor) -> Self:
-        """The same factor of other samples."""
-        return replace(self, values=data)
+        return self.data[samples, ..., columns]
 
 
 @final
 @dataclass(frozen=True)
 class OneHot:
-    """A one at `index` (n, T) among `width`, zeros elsewhere: one group, never written out."""
+    """A one at an index below `width`, zeros elsewhere: a single group, never written out.
 
-    index: Tensor
+    Arguments:
+        data: the indices, (n, T).
+        width: d.
+    """
+
+    data: Tensor
     width: int
 
     @property
     def positions(self) -> int:
         """T."""
-        return self.index.shape[1]
-
-    @property
-    def data(self) -> Tensor:
-        """What is kept in memory, (n, …)."""
-        return self.index
-
-    def having(self, data: Tensor) -> Self:
-        """The same factor of other samples."""
-        return replace(self, index=data)
+        return self.data.shape[1]
 
 
 @final
@@ -87,12 +78,18 @@ class Window:
 @final
 @dataclass(frozen=True)
 class Patches:
-    """The input patches of a convolution, cut out of its inputs (n, k, channels, *space) on demand.
+    """The input patches of a convolution, cut out of its inputs on demand.
 
-    Copies of a pixel in several patches are not kept: T · d numbers come from k · channels · space.
+    Storing the inputs takes k · channels · space numbers a sample, the patches T · d.
+
+    Arguments:
+        data: the inputs, (n, k, channels, *space), k images a sample.
+        groups: g.
+        window: the patches' geometry.
+        positions: T, output positions of all k images.
     """
 
-    inputs: Tensor
+    data: Tensor
     groups: int
     window: Window
     positions: int
@@ -104,7 +101,7 @@ class Patches:
 
     def dense(self, samples: slice = ALL, columns: slice = ALL) -> Tensor:
         """(m, g, T, columns)."""
-        inputs = self.inputs[samples]
+        inputs = self.data[samples]
         m, k, channels, *space = inputs.shape
         start, stop, _ = columns.indices(channels // self.groups * self.grain)
         inputs = inputs.reshape(m * k, self.groups, channels // self.groups, *space)
@@ -116,37 +113,28 @@ class Patches:
         patches = patches.permute(0, 2, 1, *outputs, 3, *kernel)
         return patches.reshape(m, self.groups, self.positions, stop - start)
 
-    @property
-    def data(self) -> Tensor:
-        """What is kept in memory, (n, …)."""
-        return self.inputs
-
-    def having(self, data: Tensor) -> Self:
-        """The same factor of other samples."""
-        return replace(self, inputs=data)
-
 
 Left = Dense | OneHot
 Right = Dense | Patches
 Factor = Dense | OneHot | Patches
 
 
-def inner(a: Factor, b: Factor, mine: slice, theirs: slice, like: Tensor) -> Tensor:
-    """⟨a_it, b_js⟩ of all positions t of some samples i and s of some j: (g, m·T, m'·T').
+def factor_products(a: Factor, b: Factor, mine: slice, theirs: slice, like: Tensor) -> Tensor:
+    """⟨a_it, b_js⟩ of some samples i, j at all positions t, s: (g, m·T, m'·T').
 
-    In the precision of `like`. With a one-hot vector it is a lookup, between two of them a
-    comparison.
+    Computed in the precision of `like`. With a one-hot factor it is a lookup, between two of them
+    a comparison.
     """
     if isinstance(a, OneHot):
         if isinstance(b, OneHot):
-            same = a.index[mine].reshape(-1, 1) == b.index[theirs].reshape(1, -1)
+            same = a.data[mine].reshape(-1, 1) == b.data[theirs].reshape(1, -1)
             return same.to(like).unsqueeze(0)
-        return _looked_up(b.dense(theirs), a.index[mine], like).mT
+        return _looked_up(b.dense(theirs), a.data[mine], like).mT
     if isinstance(b, OneHot):
-        return _looked_up(a.dense(mine), b.index[theirs], like)
+        return _looked_up(a.dense(mine), b.data[theirs], like)
     left = by_position(a.dense(mine).to(like))
     right = left if a is b and mine == theirs else by_position(b.dense(theirs).to(like))
-    return multiplied(left, right.mT)
+    return grouped_product(left, right.mT)
 
 
 def _looked_up(dense: Tensor, index: Tensor, like: Tensor) -> Tensor:
@@ -159,8 +147,8 @@ def by_position(values: Tensor) -> Tensor:
     return values.transpose(0, 1).flatten(1, 2)
 
 
-def multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """A B in each group, (g, ·, ·). A batch of one is slower than no batch."""
+def grouped_product(a: Tensor, b: Tensor) -> Tensor:
+    """A B in each group, (g, ·, ·); a batch of one is slower than no batch."""
     return torch.mm(a[0], b[0]).unsqueeze(0) if len(a) == 1 else a @ b
 
 
@@ -175,15 +163,15 @@ def distinct_bytes(tensors: Iterator[Tensor]) -> int:
     return sum({(t.data_ptr(), t.nbytes): t.nbytes for t in tensors}.values())
 
 
-def merged(uses: list[tuple[Left, Right]]) -> list[tuple[Left, Right]]:
-    """The same sum of outer products from fewer uses: those that can be laid end to end are."""
+def joined_uses(uses: list[tuple[Left, Right]]) -> list[tuple[Left, Right]]:
+    """The same sum of outer products, with as many uses as possible concatenated into one."""
     plain = [(a, b) for a, b in uses if isinstance(a, Dense) and isinstance(b, Dense)]
     tokens = [(a, b) for a, b in uses if isinstance(a, OneHot) and isinstance(b, Dense)]
     rest = [(a, b) for a, b in uses if isinstance(b, Patches)]
     if len(plain) > 1:
-        joined = (torch.cat([use[side].values for use in plain], 2) for side in (0, 1))
-        plain = [(Dense(next(joined)), Dense(next(joined)))]
+        left, right = (torch.cat([use[side].data for use in plain], 2) for side in (0, 1))
+        plain = [(Dense(left), Dense(right))]
     if len(tokens) > 1:
-        index = OneHot(torch.cat([a.index for a, _ in tokens], 1), tokens[0][0].width)
-        tokens = [(index, Dense(torch.cat([b.values for _, b in tokens], 2)))]
+        index = OneHot(torch.cat([a.data for a, _ in tokens], 1), tokens[0][0].width)
+        tokens = [(index, Dense(torch.cat([b.data for _, b in tokens], 2)))]
     return [*plain, *tokens, *rest]

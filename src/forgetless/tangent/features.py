@@ -1,4 +1,4 @@
-"""φ(X), one row per sample, as an operator that does not build its n×p matrix unless asked."""
+"""φ(X), one row per sample, as an operator that does not build its n×p matrix."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +11,32 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.errors import ConfigError, require
-from forgetless.tangent.budget import available_bytes, require_bytes
-from forgetless.tangent.chunks import Chunks, FeatureSource, Known, Piece
-from forgetless.tangent.evaluation import Evaluation, Scalar
-from forgetless.tangent.kernel import add_kernel, mirror
+from forgetless.tangent.blocks import add_kernel, mirror
+from forgetless.tangent.chunks import (
+    Chunks,
+    FeatureSource,
+    Known,
+    Piece,
+    available_bytes,
+    require_bytes,
+)
+from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
 from forgetless.tangent.spectrum import principal_weights, principal_weights_of_each
 
-# Squared length of the longest feature above which float32 holds what matters of the others.
+# Squared length of the longest feature below which float32 underflows for shorter ones.
 _SMALL_SQUARE = 1e-20
-_MATRICES = 6  # as large as a Gram matrix, while its eigenvectors are looked for
-_EXACT = 8  # bytes of a number
+_SOLVER_BYTES = 6 * 8  # the eigensolver's memory per entry of the Gram matrix: six in float64
 
 
 @final
 class TangentFeatures:
-    """φ = ∂s(x_i)/∂θ, (n, p), held layer by layer, as factors where the layer allows.
+    """φ = ∂s(x_i)/∂θ, (n, p), layer by layer, as factors where the layer allows.
 
-    Every operation walks over chunks of samples. The weights are those at construction, whatever
-    happens to the network afterwards; the inputs are not copied.
+    Every operation runs over chunks of samples. Later changes of the network's weights have no
+    effect; the inputs are not copied.
 
     Arguments:
-        source: the captured samples.
+        source: the rows.
     """
 
     def __init__(self, source: FeatureSource) -> None:
@@ -40,7 +45,7 @@ class TangentFeatures:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, p); with K outputs a sample, (n · K, p)."""
+        """(n, p), or (n · K, p) with K scalars per sample."""
         return self.source.height, sum(self.sizes)
 
     def __len__(self) -> int:
@@ -48,12 +53,12 @@ class TangentFeatures:
 
     @property
     def rules(self) -> dict[str, str]:
-        """Parameter name → how its gradients are held: the layer's rule, "vmap" or "loop"."""
+        """Parameter → how its gradients are computed: the layer's rule, "vmap" or "loop"."""
         return dict(self.source.rules)
 
     @property
     def known(self) -> Known | None:
-        """What samples show that go through the network; None if none has to any more."""
+        """What these samples say about similar ones; None if φ is stored."""
         return self.source.known if isinstance(self.source, Chunks) else None
 
     def __repr__(self) -> str:
@@ -75,11 +80,11 @@ class TangentFeatures:
         return self._products(self, float64(self.like))
 
     def gram_over(self, names: Sequence[str]) -> Tensor:
-        """The part of φ φᵀ that the named parameters make, (n, n) in float64."""
+        """The named parameters' part of φ φᵀ, (n, n) in float64."""
         return self._products(self, float64(self.like), names)
 
     def cross_gram(self, other: Self) -> Tensor:
-        """φ φ'ᵀ, (n, n') in float64, with the features of other samples or at other weights."""
+        """φ φ'ᵀ, (n, n') in float64, with features φ' of other samples or at other weights."""
         if not isinstance(other, TangentFeatures):
             raise ConfigError(f"other must be TangentFeatures, not {type(other).__name__}")
         if (self.names, self.sizes) != (other.names, other.sizes):
@@ -98,7 +103,7 @@ class TangentFeatures:
         out = like.new_zeros(n, m)
         for i in range(len(self.source)):
             mine = self.source.pieces(i)
-            # Of a symmetric matrix only one half.
+            # A symmetric matrix needs one half only.
             for j in range(i if other is self else 0, len(other.source)):
                 theirs = mine if other is self and j == i else other.source.pieces(j)
                 for a, b in product(mine, theirs):
@@ -109,7 +114,7 @@ class TangentFeatures:
         return out
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """Φ v: (p,) → (n,), or (p, k) → (n, k)."""
+        """φ v: (p,) → (n,), or (p, k) → (n, k)."""
         v, is_vector = _columns_of(v, self.shape[1], "phi @ v", self.like)
         out = v.new_zeros(len(self), v.shape[1])
         for piece in self.pieces():
@@ -123,7 +128,7 @@ class TangentFeatures:
         return Transposed(self)
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Weights @ φ: (k, n) → (k, p)."""
+        """W φ: (k, n) → (k, p)."""
         accepted = f"a tensor (k, {len(self)})"
         fits = weights.dim() == 2 and weights.shape[1] == len(self)
         require(fits, "weights of phi.combine", tuple(weights.shape), accepted)
@@ -149,12 +154,12 @@ class TangentFeatures:
         With φ φᵀ = U Σ² Uᵀ they are V = Σ⁻¹ Uᵀ φ, from the n×n Gram matrix and one product.
 
         Arguments:
-            components: how many directions (an int), or the share of the variance that they
+            components: number of directions (an int), or the share of the variance that they
                 explain together (a float in (0, 1)).
             centred: subtract the mean feature first, as PCA does.
 
         Returns:
-            singular values (k,) and directions (k, p), orthonormal, k at most the rank.
+            singular values (k,) and orthonormal directions (k, p), k at most the rank.
         """
         values, weights, _ = self.top_weights(components, centred=centred)
         return values.to(self.like), _straightened(self.combine(weights.to(self.like)))
@@ -165,19 +170,19 @@ class TangentFeatures:
         """The top directions as weighted sums of samples: the rows of W φ, with W = Σ⁻¹ Uᵀ.
 
         Returns:
-            singular values (k,) and W (k, n) in float64, and Σ_i ‖φ_i‖², of centred features if so.
+            singular values (k,) and W (k, n) in float64, and Σ_i ‖φ_i‖² (after centring).
         """
         gram = self.precise_enough_gram()
         return principal_weights(gram, components, centred=centred, dtype=self.like.dtype)
 
     def precise_enough_gram(self) -> Tensor:
-        """φ φᵀ, (n, n), in the precision that its top directions need."""
+        """φ φᵀ, (n, n), in float32 where that suffices for its top directions, else in float64."""
         gram = self._products(self, _precise_enough(self.like))
         fits = gram.dtype == torch.float64 or _SMALL_SQUARE < float(gram.diagonal().max()) < inf
         return gram if fits else self.gram()
 
     def pieces(self) -> Iterator[Piece]:
-        """The rows, part by part, every parameter a block."""
+        """The rows, piece by piece."""
         for index in range(len(self.source)):
             yield from self.source.pieces(index)
 
@@ -210,29 +215,14 @@ class Transposed:
 
 
 def _precise_enough(like: Tensor) -> Tensor:
-    """An empty tensor in the precision of the Gram matrix from which directions are found.
+    """An empty tensor in the precision that a Gram matrix needs for its top directions.
 
-    Float32 products of float32 features err, entry by entry and at random, by about ε ‖φ_i‖ ‖φ_j‖:
-    as a matrix 2 √n times that, against a largest eigenvalue that grows with n. It is below what
-    counts as noise, and on a CPU takes half the time. Unless float32 products are rounded further.
+    Entries of a float32 product of float32 features have independent errors of about
+    ε ‖φ_i‖ ‖φ_j‖: as a matrix 2 √n times that, while the largest eigenvalue grows with n. The error
+    counts as noise, and float32 takes half the time on a CPU. Not if products are rounded further.
     """
     full = torch.get_float32_matmul_precision() == "highest"
     return like if like.dtype == torch.float32 and not like.is_cuda and full else float64(like)
-
-
-@final
-@dataclass(frozen=True)
-class Batch:
-    """Samples as a network takes them.
-
-    Arguments:
-        args, kwargs: positional and keyword arguments, tensors (n, *).
-        targets: tensors (n, *) that go with the samples, such as labels.
-    """
-
-    args: tuple[Tensor, ...]
-    kwargs: Mapping[str, Tensor]
-    targets: tuple[Tensor, ...]
 
 
 def features_of(
@@ -246,29 +236,25 @@ def features_of(
     lasting: bool = False,
     known: Known | None = None,
 ) -> TangentFeatures:
-    """The gradient of one scalar (or of K) per sample with respect to the named parameters.
+    """The gradients of K scalars per sample with respect to the named parameters.
 
     Arguments:
-        module: the network, in eval mode (a sample's output must not depend on its neighbours).
+        module: the network, in eval mode (a sample's output must not depend on the others).
         values: its parameters and buffers, by name.
         batches: the samples, in parts whose shapes may differ (sequences of different lengths).
-        scalar: from the outputs of some samples, and their targets, to one number a sample.
+        scalar: from outputs and targets of n samples to (n,) or (n, K).
         names: the parameters, in the order of the columns of φ.
         chunk: samples that go through the network at once.
         lasting: the values will not be changed; otherwise they are copied.
-        known: by earlier features of the same scalars of the same network.
+        known: from earlier features of the same scalars of the same network.
     """
     first, *others = batches
-    names, args, kwargs = tuple(names), first.args, first.kwargs
-    evaluation = Evaluation.at(
-        module, values, names, args, kwargs, scalar, first.targets, lasting=lasting
-    )
-    rest = [evaluation.on(part.args, part.kwargs, part.targets) for part in others]
-    return TangentFeatures(Chunks([evaluation, *rest], chunk, known))
+    evaluation = Evaluation.at(module, values, names, first, scalar, lasting=lasting)
+    return TangentFeatures(Chunks([evaluation, *map(evaluation.on, others)], chunk, known))
 
 
 def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Tensor, bool]:
-    """The factor of a product as columns (length, k), and whether it was a vector."""
+    """The right factor of a product as (length, k), and whether it was a vector."""
     if not isinstance(v, Tensor):
         raise ConfigError(f"{product} needs a tensor, not {type(v).__name__}")
     fits = v.dim() in (1, 2) and v.shape[0] == length
@@ -278,7 +264,7 @@ def _columns_of(v: Tensor, length: int, product: str, like: Tensor) -> tuple[Ten
 
 
 def _straightened(directions: Tensor) -> Tensor:
-    """Rows that rounding left not quite orthonormal, orthonormal: L⁻¹ V with V Vᵀ = L Lᵀ.
+    """Nearly orthonormal rows made orthonormal: L⁻¹ V with V Vᵀ = L Lᵀ.
 
     The first directions, the best determined ones, change least.
     """
@@ -300,14 +286,10 @@ def _described(phi: TangentFeatures) -> str:
 def top_weights_of_each(
     features: Sequence[TangentFeatures], components: int | float, *, centred: bool
 ) -> list[tuple[Tensor, Tensor, float]]:
-    """`TangentFeatures.top_weights` of each; on a GPU that has room for it, of all at once."""
-    if not _have_room(features):
-        return [phi.top_weights(components, centred=centred) for phi in features]
-    grams, dtype = [phi.precise_enough_gram() for phi in features], features[0].like.dtype
-    return principal_weights_of_each(grams, components, centred=centred, dtype=dtype)
-
-
-def _have_room(features: Sequence[TangentFeatures]) -> bool:
+    """`TangentFeatures.top_weights` of each, all at once on a GPU with enough memory."""
     like = features[0].like
-    needed = _MATRICES * _EXACT * sum(len(phi) ** 2 for phi in features)
-    return like.is_cuda and needed <= (available_bytes(like.device) or 0)
+    needed = _SOLVER_BYTES * sum(len(phi) ** 2 for phi in features)
+    if not like.is_cuda or needed > (available_bytes(like.device) or 0):
+        return [phi.top_weights(components, centred=centred) for phi in features]
+    grams = [phi.precise_enough_gram() for phi in features]
+    return principal_weights_of_each(grams, components, centred=centred, dtype=like.dtype)

@@ -1,9 +1,9 @@
-"""What a layer's inputs and output gradients say about its parameters' per-sample gradients.
+"""Rules: the per-sample gradients of a layer's parameters from its inputs and output gradients.
 
-A rule gets δ = ∂f/∂z, the gradient at the layer's output, with all samples of a chunk in one
-tensor, and returns each parameter's contribution: a pair of factors or rows. It assumes that the
+A rule takes δ = ∂f/∂z, the gradient at the layer's output, with all samples of a chunk in one
+tensor, and returns each parameter's contribution: a pair of factors or rows. It assumes that
 samples are the leading dimension (`axis` 0: n, or n times something, sample by sample) or the
-second one (`axis` 1); whether that is so is checked by who calls it.
+second one (`axis` 1); the caller checks whether that is true.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from forgetless.tangent.factors import Dense, Left, OneHot, Patches, Right, Window
 
-_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Contribution = tuple[Left, Right] | Tensor  # factors (n, g, T, ·), or rows (n, size)
 Contributions = Mapping[str, Contribution]  # by the parameter's name within the layer
@@ -26,14 +26,13 @@ Contributions = Mapping[str, Contribution]  # by the parameter's name within the
 @final
 @dataclass(frozen=True)
 class Rule:
-    """How one type of layer is taken apart.
+    """How the gradients of one type of layer are computed.
 
     Arguments:
-        labels: the parameter's name within the layer → what `rules` calls this way.
-        keep: from the layer and its input to what must be remembered of it, None if the rule does
-            not hold for this layer.
-        contributions: from the layer, what was kept, δ, n and axis to what each parameter gets,
-            None if the shapes do not fit.
+        labels: parameter within the layer → the rule's label in `TangentFeatures.rules`.
+        keep: (layer, input) → what is needed of the input; None if the rule does not apply.
+        contributions: (layer, kept, δ, n, axis) → each parameter's contribution; None if the
+            shapes do not fit.
     """
 
     labels: Mapping[str, str]
@@ -41,7 +40,7 @@ class Rule:
     contributions: Callable[..., Contributions | None]
 
 
-def _as_it_is(layer: nn.Module, x: Tensor) -> Tensor | None:
+def _keep_input(layer: nn.Module, x: Tensor) -> Tensor | None:
     return x
 
 
@@ -63,22 +62,26 @@ def _linear(layer: nn.Linear, x: Tensor, delta: Tensor, n: int, axis: int) -> Co
     return {"weight": (Dense(left.unsqueeze(1)), Dense(right.unsqueeze(1))), "bias": bias}
 
 
-def _convolution(
-    layer: _Convolution, x: Tensor, delta: Tensor, n: int, axis: int
-) -> Contributions | None:
-    images = _by_sample(x, n, axis, len(layer.kernel_size) + 1)
-    deltas = _by_sample(delta.flatten(2), n, axis, 2)  # (n, k, out, outputs)
-    if axis == 1 or images is None or deltas is None or x.dim() != len(layer.kernel_size) + 2:
-        return None
-    k, outputs = deltas.shape[1], deltas.shape[3]
-    window = Window(
+def window_of(layer: Convolution) -> Window:
+    """The geometry of a convolution's patches."""
+    return Window(
         tuple(layer.kernel_size),
         tuple(layer.stride),
         tuple(layer.dilation),
         tuple(layer._reversed_padding_repeated_twice),
         "constant" if layer.padding_mode == "zeros" else layer.padding_mode,
     )
-    right = Patches(images, layer.groups, window, k * outputs)
+
+
+def _convolution(
+    layer: Convolution, x: Tensor, delta: Tensor, n: int, axis: int
+) -> Contributions | None:
+    images = _by_sample(x, n, axis, len(layer.kernel_size) + 1)
+    deltas = _by_sample(delta.flatten(2), n, axis, 2)  # (n, k, out, outputs)
+    if axis == 1 or images is None or deltas is None or x.dim() != len(layer.kernel_size) + 2:
+        return None
+    k, outputs = deltas.shape[1], deltas.shape[3]
+    right = Patches(images, layer.groups, window_of(layer), k * outputs)
     left = deltas.unflatten(2, (layer.groups, -1)).permute(0, 2, 1, 4, 3).flatten(2, 3)
     return {"weight": (Dense(left), right), "bias": deltas.sum((1, 3))}
 
@@ -135,13 +138,13 @@ def _channel_norm(
     return {"weight": summed(delta * x_hat), "bias": summed(delta)}
 
 
-_CONVOLUTION = Rule({"weight": "conv", "bias": "bias"}, _as_it_is, _convolution)
+_CONVOLUTION = Rule({"weight": "conv", "bias": "bias"}, _keep_input, _convolution)
 _NORM = {"weight": "norm", "bias": "norm"}
 _CHANNEL_NORM = Rule(_NORM, _keep_normalized, _channel_norm)
 
 # Exact types only: a subclass may do something else in its forward.
 RULES: Mapping[type[nn.Module], Rule] = {
-    nn.Linear: Rule({"weight": "linear", "bias": "bias"}, _as_it_is, _linear),
+    nn.Linear: Rule({"weight": "linear", "bias": "bias"}, _keep_input, _linear),
     nn.Conv1d: _CONVOLUTION,
     nn.Conv2d: _CONVOLUTION,
     nn.Conv3d: _CONVOLUTION,
@@ -156,5 +159,5 @@ RULES: Mapping[type[nn.Module], Rule] = {
 
 def matrix_shape(layer: nn.Module, shape: torch.Size) -> tuple[int, int, int]:
     """A weight as g matrices r×c: (g, r, c)."""
-    groups = layer.groups if isinstance(layer, _Convolution) else 1
+    groups = layer.groups if isinstance(layer, Convolution) else 1
     return groups, shape[0] // groups, prod(shape[1:])

@@ -1,4 +1,4 @@
-"""Some columns of φ: those of the parts of parameters that one of several processes holds."""
+"""Columns of φ that belong to slices of parameters: one process's share of a sharded model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from forgetless.tangent.features import TangentFeatures
 @final
 @dataclass(frozen=True)
 class ParameterSlice:
-    """A part of a parameter: the indices start … stop − 1 of one of its dimensions.
+    """The indices start … stop − 1 of one dimension of a parameter.
 
     Arguments:
         shape: of the whole parameter.
         dim: the dimension that is cut.
-        start, stop: what is here of it.
+        start, stop: range of indices in this slice.
     """
 
     shape: tuple[int, ...]
@@ -32,31 +32,30 @@ class ParameterSlice:
 
     @property
     def shape_here(self) -> tuple[int, ...]:
-        """Of the part."""
+        """Shape of the slice."""
         here = list(self.shape)
         here[self.dim] = self.stop - self.start
         return tuple(here)
 
     @property
     def size(self) -> int:
-        """How many numbers the part has."""
+        """Number of entries."""
         return prod(self.shape_here)
 
     def of(self, whole: Tensor) -> Tensor:
-        """The part of rows (n, numbers of the whole parameter): (n, size)."""
-        shaped = whole.unflatten(1, self.shape)
-        part: Tensor = shaped.narrow(1 + self.dim, self.start, self.stop - self.start)
-        return part.flatten(1)
+        """The slice's columns (n, size) of rows (n, entries of the whole parameter)."""
+        shaped: Tensor = whole.unflatten(1, self.shape)
+        return shaped.narrow(1 + self.dim, self.start, self.stop - self.start).flatten(1)
 
 
 def sliced_features(phi: TangentFeatures, shares: Mapping[str, ParameterSlice]) -> TangentFeatures:
-    """The columns of φ that belong to these parts of its parameters, (n, Σ size)."""
-    return TangentFeatures(_Shared(phi.source, shares))
+    """The columns of φ that belong to these slices of its parameters, (n, Σ size)."""
+    return TangentFeatures(_Sliced(phi.source, shares))
 
 
 @final
-class _Shared:
-    """A source of fewer columns: each block is cut when it is asked for."""
+class _Sliced:
+    """A source with fewer columns; blocks are cut on demand."""
 
     def __init__(self, source: FeatureSource, shares: Mapping[str, ParameterSlice]) -> None:
         self.source = source
@@ -84,7 +83,7 @@ class _Shared:
 
 
 def _cut(block: Block, share: ParameterSlice) -> Block:
-    """The columns of a block that belong to a part; outer products stay outer products."""
+    """The columns of a block that belong to a slice, as outer products where possible."""
     if share.size == block.size:
         return block
     if not isinstance(block, Outer):
@@ -102,9 +101,9 @@ def _cut(block: Block, share: ParameterSlice) -> Block:
 
 def _cut_use(left: Left, right: Right, share: ParameterSlice) -> tuple[Left, Right]:
     if isinstance(left, Dense):
-        return Dense(left.values[..., share.start : share.stop]), right
-    # A token whose row is elsewhere counts for nothing, wherever it is put.
-    inside = (left.index >= share.start) & (left.index < share.stop)
-    index = torch.where(inside, left.index - share.start, 0)
+        return Dense(left.data[..., share.start : share.stop]), right
+    # A token whose row lies outside gets a gradient of zero, at any index.
+    inside = (left.data >= share.start) & (left.data < share.stop)
+    index = torch.where(inside, left.data - share.start, 0)
     values = right.dense() * inside[:, None, :, None]
     return OneHot(index, share.stop - share.start), Dense(values)

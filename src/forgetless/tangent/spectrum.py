@@ -4,23 +4,26 @@ from collections.abc import Sequence
 from math import inf, isfinite, log, log10, sqrt
 from numbers import Integral
 
+import numpy as np
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 
-from forgetless.linalg import float64, top_eigenpairs, without_noise
+from forgetless.linalg import float64
 from forgetless.support.errors import DataError, require
 
-_BLOCK = 24  # vectors that are multiplied at once; products with multiples of 24 are fast
+_GRAM_ROUNDING = 2e-13  # share of the largest eigenvalue that is rounding in float64
+_BLOCK = 24  # vectors in a product; multiples of 24 are fast
 _SMALL = 1000  # samples below which LAPACK is fast enough
-_MORE = 24  # vectors at least beyond those that are wanted
-_ROUNDS = 12  # of filtering, before it is given up
-_RANGE = 24.0  # decimal powers by which a filter may tell eigenvectors apart
+_EXTRA = 24  # least number of vectors in addition to the wanted ones
+_ROUNDS = 12  # of filtering
+_RANGE = 24.0  # largest ratio of a filter's gains, in powers of ten
 
 
 def principal_weights(
     gram: Tensor, components: int | float, *, centred: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:
-    """The top directions of features φ as weighted sums of them, from their Gram matrix alone.
+    """The top directions of features φ as weighted sums of samples, from the Gram matrix alone.
 
     Arguments:
         gram: φ φᵀ, (n, n).
@@ -29,8 +32,7 @@ def principal_weights(
         dtype: of the features.
 
     Returns:
-        singular values (k,) and W = Σ⁻¹ Uᵀ (k, n) in float64, and Σ_i ‖φ_i‖², of centred features
-        if so.
+        singular values (k,) and W = Σ⁻¹ Uᵀ (k, n) in float64, and Σ_i ‖φ_i‖² (after centring).
     """
     return principal_weights_of_each([gram], components, centred=centred, dtype=dtype)[0]
 
@@ -38,18 +40,18 @@ def principal_weights(
 def principal_weights_of_each(
     grams: Sequence[Tensor], components: int | float, *, centred: bool, dtype: torch.dtype
 ) -> list[tuple[Tensor, Tensor, float]]:
-    """`principal_weights` of several Gram matrices, on a GPU at once."""
+    """`principal_weights` of several Gram matrices, all at once on a GPU."""
     by_share = not isinstance(components, Integral)
     fits = 0 < components < 1 if by_share else components >= 1
     accepted = "a count of at least 1 or a share in (0, 1)"
     require(fits and not isinstance(components, bool), "components", components, accepted)
-    # What centring leaves of samples that are all the same is rounding.
+    # Before centring: equal samples leave nothing but rounding.
     noise = [_noise(gram) for gram in grams]
     if centred:
         grams = [_centred(gram) for gram in grams]
     count = None if by_share else int(components)
     found = []
-    pairs = leading_eigenpairs_of_each(grams, count, dtype=dtype)
+    pairs = _leading_eigenpairs_of_each(grams, count, dtype)
     for gram, rounding, (values, vectors) in zip(grams, noise, pairs, strict=True):
         total = float(float64(gram.diagonal()).sum())
         kept = int((values > rounding).sum())
@@ -64,10 +66,10 @@ def principal_weights_of_each(
 
 
 def _noise(gram: Tensor) -> float:
-    """How large an eigenvalue the rounding of a Gram matrix's entries can make.
+    """The largest eigenvalue that rounding of a Gram matrix's entries can make.
 
-    An entry errs at random by about ε ‖φ_i‖ ‖φ_j‖, the matrix by 2 ε max ‖φ_i‖ √(Σ ‖φ_j‖²). There
-    are products that err more: a few times that.
+    Entries have errors of about ε ‖φ_i‖ ‖φ_j‖, the matrix one of 2 ε max ‖φ_i‖ √(Σ ‖φ_j‖²). Some
+    products are less accurate: five times that.
     """
     diagonal = float64(gram.diagonal())
     most, total = diagonal.max().item(), diagonal.sum().item()
@@ -77,66 +79,87 @@ def _noise(gram: Tensor) -> float:
 
 
 def _centred(gram: Tensor) -> Tensor:
-    """The Gram matrix of features less their mean."""
+    """The Gram matrix of centred features."""
     exact = float64(gram)
     return (exact - exact.mean(0) - exact.mean(1, keepdim=True) + exact.mean()).to(gram)
 
 
-def leading_eigenpairs(
-    gram: Tensor,
-    count: int | None,
-    *,
-    dtype: torch.dtype = torch.float32,
+def top_eigenpairs(
+    gram: Tensor, count: int | None, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """As `linalg.top_eigenpairs`, and faster for few eigenpairs of a large matrix.
+    """The largest eigenvalues of a Gram matrix and their eigenvectors, by LAPACK in float64.
 
-    Block Lanczos with full reorthogonalisation: in the space Q of B, K B, K² B, … the projected
-    matrix Qᵀ K Q is small, and its eigenpairs are those of K once the residuals ‖K u − λ u‖ are
-    as small as an error of ε in the features makes them, ε √(λ λ₁). If the space would have to be
-    too large, LAPACK solves the whole. On a GPU, where few large products are faster than many
-    small ones, Chebyshev-chebyshev_eigenpairs subspace iteration takes its place.
+    Arguments, returns: as for `leading_eigenpairs`.
+    """
+    n, gram = len(gram), float64(gram)
+    if gram.is_cuda:
+        values, vectors = torch.linalg.eigh(gram)
+    else:
+        # LAPACK's subset solver; torch has only the full one.
+        first = 0 if count is None else max(n - count, 0)
+        w, u = eigh(gram.numpy(), subset_by_index=(first, n - 1), check_finite=False)
+        values, vectors = torch.from_numpy(w), torch.from_numpy(np.ascontiguousarray(u))
+    return _without_noise(values.flip(0)[:count], vectors.flip(1)[:, :count], dtype)
+
+
+def _without_noise(values: Tensor, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Decreasing eigenvalues (k,) and vectors (n, k), without those made by rounding to dtype."""
+    noise = max(_GRAM_ROUNDING, torch.finfo(dtype).eps)  # 1e-7 for features in float32
+    keep = int((values > noise * values[:1].clamp_min(0)).sum())
+    return values[:keep], vectors[:, :keep]
+
+
+def leading_eigenpairs(
+    gram: Tensor, count: int | None, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of a Gram matrix and their eigenvectors, by the fastest solver.
+
+    For few eigenpairs of a large matrix, block Lanczos with full reorthogonalisation: in the span Q
+    of B, K B, K² B, … the projected matrix Qᵀ K Q is small. Its eigenpairs are accepted once the
+    residuals ‖K u − λ u‖ are what an error of ε in the features makes, ε √(λ λ₁). A GPU, which does
+    few large products faster than many small ones, uses Chebyshev-filtered subspace iteration
+    instead. In all other cases, and without convergence, LAPACK.
 
     Arguments:
-        gram: K, (n, n), symmetric positive semi-definite. It is multiplied in its own precision;
-            all else is done in float64.
-        count: how many at most; None means all.
-        dtype: of the features, which decides ε and which small eigenvalues are noise.
+        gram: K, (n, n), symmetric positive semi-definite. Products with it are computed in its own
+            precision, everything else in float64.
+        count: how many at most, without those that are noise; None means all.
+        dtype: of the features, which decides ε and what is noise.
 
     Returns:
-        eigenvalues (k,), decreasing, and eigenvectors (n, k).
+        eigenvalues (k,), decreasing, and eigenvectors (n, k), on the device of `gram`.
     """
-    if count is None or not _are_few(count, len(gram)):
-        return top_eigenpairs(gram, count, dtype=dtype)
-    solve = chebyshev_eigenpairs if gram.is_cuda else _krylov_eigenpairs
-    found = solve(gram, count, _tolerance(dtype))
-    if found is None:
-        return top_eigenpairs(gram, count, dtype=dtype)
-    return without_noise(*found, dtype)
+    if count is not None and _are_few(count, len(gram)):
+        solve = chebyshev_eigenpairs if gram.is_cuda else _krylov_eigenpairs
+        found = solve(gram, count, _tolerance(dtype))
+        if found is not None:
+            return _without_noise(*found, dtype)
+    return top_eigenpairs(gram, count, dtype=dtype)
 
 
-def leading_eigenpairs_of_each(
-    grams: Sequence[Tensor], count: int | None, *, dtype: torch.dtype = torch.float32
+def _leading_eigenpairs_of_each(
+    grams: Sequence[Tensor], count: int | None, dtype: torch.dtype
 ) -> list[tuple[Tensor, Tensor]]:
-    """`leading_eigenpairs` of several matrices, on a GPU at once."""
+    """`leading_eigenpairs` of several matrices, all at once on a GPU."""
     sizes = {len(gram) for gram in grams}
     at_once = len(grams) > 1 and len(sizes) == 1 and grams[0].is_cuda
     if at_once and count is not None and _are_few(count, max(sizes)):
         found = chebyshev_eigenpairs(torch.stack(list(grams)), count, _tolerance(dtype))
         if found is not None:
-            return [without_noise(*pairs, dtype) for pairs in zip(*found, strict=True)]
+            return [_without_noise(*pairs, dtype) for pairs in zip(*found, strict=True)]
     return [leading_eigenpairs(gram, count, dtype=dtype) for gram in grams]
 
 
 def _are_few(count: int, size: int) -> bool:
-    """Whether so many of all eigenpairs are found faster than all of them.
+    """Whether an iterative solver is faster than LAPACK.
 
-    In a space of a quarter of all vectors, first looked at with three times as many as are wanted.
+    Its space has up to a quarter of n dimensions, and is first checked at three times the count.
     """
     return size >= max(_SMALL, 13 * count)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Of a residual, relative to √(λ λ₁), for features of that precision."""
+    """Largest residual relative to √(λ λ₁), for features of that precision."""
     return max(1e-10, torch.finfo(dtype).eps)
 
 
@@ -159,12 +182,12 @@ def _krylov_eigenpairs(gram: Tensor, count: int, tolerance: float) -> tuple[Tens
             continue
         values, vectors = torch.linalg.eigh(projected[:stop, :stop])
         values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
-        # K u − λ u lies in the next block: what u has of the last one, times what led out of it.
+        # K u − λ u lies in the next block: u's part in the last block, times R of the step out.
         residuals = (norms @ vectors[start:]).norm(dim=0)
         excess = float((residuals / (tolerance * (values[0] * values).sqrt())).max())
         if excess <= 1:
             vectors = basis[:stop].T @ vectors
-            # A space that has run out of directions goes on with rounding, not orthogonal to it.
+            # Once the space is invariant, new directions are rounding, not orthogonal to it.
             off = (vectors.T @ vectors - torch.eye(count).to(vectors)).abs().max()
             complete = float(off) <= 1e-10 and not _missed_one(gram, values, vectors)
             return (values, vectors) if complete else None
@@ -173,7 +196,7 @@ def _krylov_eigenpairs(gram: Tensor, count: int, tolerance: float) -> tuple[Tens
 
 
 def _next_check(size: int, excess: float, last: tuple[int, float] | None) -> float:
-    """The size at which the residuals will be small enough, if they go on falling as they did."""
+    """The size at which the residuals will be small enough, extrapolated from two checks."""
     if last is None or not excess < last[1] < inf:
         return size + 2 * _BLOCK
     rate = log(last[1] / excess) / (size - last[0])
@@ -181,15 +204,15 @@ def _next_check(size: int, excess: float, last: tuple[int, float] | None) -> flo
 
 
 def _times(rows: Tensor, gram: Tensor) -> Tensor:
-    """Rows times K, in the precision in which K is given; as K Qᵀ, which is faster than Q K."""
+    """Q K in the precision of K, computed as K Qᵀ, which is faster."""
     return float64((gram @ rows.to(gram).T).T.contiguous())
 
 
 def _without(rows: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of rows (b, n) outside the basis (k, n), and what was inside it, (b, k)."""
+    """Rows (b, n) less their part in the basis (k, n), and that part's coefficients (b, k)."""
     inside = rows @ basis.T
     rest = rows - inside @ basis
-    # What little is left of a row is not at right angles until it has been done again.
+    # A short remainder is orthogonal to the basis only after a second pass.
     if bool((rest.norm(dim=1) < 0.1 * inside.norm(dim=1)).any()):
         more = rest @ basis.T
         return rest - more @ basis, inside + more
@@ -197,9 +220,9 @@ def _without(rows: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _missed_one(gram: Tensor, values: Tensor, vectors: Tensor) -> bool:
-    """Whether a few steps of the power method outside the found space see a larger eigenvalue.
+    """Whether a few power iterations orthogonal to the eigenvectors show a larger eigenvalue.
 
-    A block of b vectors holds at most b eigenvectors of one eigenvalue.
+    A block of b vectors finds at most b eigenvectors of one eigenvalue.
     """
     rows = _random_rows(gram)
     for _ in range(3):
@@ -226,11 +249,11 @@ def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
 def chebyshev_eigenpairs(
     gram: Tensor, count: int, tolerance: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Subspace iteration with half as many vectors again, a Chebyshev polynomial of K at a time.
+    """Subspace iteration with half as many vectors again, by Chebyshev polynomials of K.
 
     On [0, λ_b], λ_b the smallest Ritz value, the polynomial is at most one; above, it grows fast.
-    All evaluations go through the same rounds, until the last of them is solved; what was found is
-    put aside.
+    All matrices take the same rounds until the last has converged; those that converge earlier keep
+    their result.
 
     Arguments:
         gram: K, (*, n, n), symmetric positive semi-definite.
@@ -238,12 +261,12 @@ def chebyshev_eigenpairs(
         tolerance: of a residual ‖K u − λ u‖, relative to √(λ λ₁).
 
     Returns:
-        eigenvalues (*, count), decreasing, and eigenvectors (*, n, count) in float64; None if they
-        were not found.
+        eigenvalues (*, count), decreasing, and eigenvectors (*, n, count) in float64; None without
+        convergence.
     """
     exact, n = float64(gram), gram.shape[-1]
     generator = torch.Generator(exact.device).manual_seed(n)
-    shape = n, count + max(_MORE, count // 2)
+    shape = n, count + max(_EXTRA, count // 2)
     block = torch.randn(shape, generator=generator, dtype=exact.dtype, device=exact.device)
     block = exact @ (exact @ block)
     best: tuple[Tensor, Tensor] | None = None
@@ -270,16 +293,16 @@ def chebyshev_eigenpairs(
         if not spread < torch.inf:
             return None
         degree = max(2, min(10, int(_RANGE / log10(4 * spread))))
-        # Of one that is done nothing is wanted but that it stays finite.
+        # A matrix that has converged only has to stay finite.
         block = _chebyshev(exact, basis, image, torch.where(done, largest, smallest / 2), degree)
     return None
 
 
 def orthonormal_columns(block: Tensor) -> Tensor:
-    """An orthonormal basis of the columns (*, n, k), by products alone: QR takes a GPU longer.
+    """An orthonormal basis of the columns (*, n, k), by matrix products, which a GPU does faster.
 
-    Cholesky QR three times, the first time shifted so that a matrix as good as singular can be
-    factored (Fukaya et al. 2020). Where that fails, Householder's.
+    Cholesky QR three times, the first time shifted so that nearly singular matrices can be factored
+    (Fukaya et al. 2020). Householder QR if that fails.
     """
     n, k = block.shape[-2:]
     basis, failures = block, []
@@ -296,7 +319,7 @@ def orthonormal_columns(block: Tensor) -> Tensor:
 
 
 def _chebyshev(gram: Tensor, block: Tensor, image: Tensor, half: Tensor, degree: int) -> Tensor:
-    """T_degree(K / half − 1) applied to a block of vectors, whose image K · block is known."""
+    """T_degree(K / half − 1) applied to a block of vectors, given its image K · block."""
     half = half[..., None, None]
     before, now = block, image / half - block
     twice = gram * (2 / half)  # 2 (K / half − 1)

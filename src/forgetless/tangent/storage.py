@@ -1,9 +1,9 @@
-"""Tangent features stored as factors, independent of the network, and as tensors for a file."""
+"""Tangent features stored in memory, independent of the network, and as tensors for a file."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, TypeVar, final
 
 import torch
@@ -28,20 +28,20 @@ Blocks = dict[str, Block]
 _LAYOUT = "layout"
 F = TypeVar("F", Left, Right)
 
-# Gradients summed over T positions that have up to so many times the numbers of their factors are
-# kept as rows: a product with them takes a T-th of the arithmetic.
+# Gradients summed over T positions are stored as rows if these have at most so many times the
+# numbers of their factors: products with rows take a T-th of the arithmetic.
 _AS_ROWS = 2
 
 
 @final
 @dataclass(frozen=True)
 class Stored:
-    """Rows of φ as blocks, in parts that could not be laid end to end.
+    """Rows of φ as blocks, in parts whose layouts differ.
 
     Arguments:
-        names, sizes: the parameters.
+        names, sizes: of the parameters.
         like: an empty tensor of the rows' dtype and device.
-        parts: the blocks of some rows each, and how many rows they are.
+        parts: blocks and their number of rows.
     """
 
     names: tuple[str, ...]
@@ -51,12 +51,12 @@ class Stored:
 
     @property
     def height(self) -> int:
-        """How many rows in all."""
+        """Number of rows."""
         return sum(rows for _, rows in self.parts)
 
     @property
     def rules(self) -> dict[str, str]:
-        """How each parameter's gradients are held."""
+        """Parameter → "rows" or "outer"."""
         first = self.parts[0][0] if self.parts else {}
         return {name: type(block).__name__.lower() for name, block in first.items()}
 
@@ -70,18 +70,18 @@ class Stored:
         return [Piece(slice(start, start + rows), blocks)]
 
     def tensors(self) -> list[Tensor]:
-        """What is kept in memory."""
+        """The tensors in memory."""
         return [t for blocks, _ in self.parts for block in blocks.values() for t in block.tensors()]
 
 
 def stored(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
-    """The same features, or some of their rows, kept in memory and independent of the network.
+    """The features, or some of their rows, in memory and independent of the network.
 
-    With several scalars a sample, all first scalars come first. Where a layer is used at so many
-    positions that its factors save little, as a convolution's, its gradients are kept instead.
+    With several scalars per sample, all first scalars come first. Gradients of a layer that is used
+    at many positions, such as a convolution, are stored as rows where factors save little.
 
     Arguments:
-        rows: indices, increasing; None for all.
+        rows: increasing indices; None for all.
     """
     parts = [(_lighter(p.blocks), len(range(len(phi))[p.rows])) for p in phi.pieces()]
     if rows is None:
@@ -98,14 +98,14 @@ def stored(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
 
 
 def empty_features(phi: TangentFeatures) -> TangentFeatures:
-    """No rows of these features; those of others can be joined to it."""
+    """Stored features without rows, to concatenate others to."""
     return TangentFeatures(Stored(phi.names, phi.sizes, phi.like, ()))
 
 
 def merged(phi: TangentFeatures) -> TangentFeatures:
-    """The same rows in another order, those of several scalars a sample laid end to end.
+    """The features as few pieces, with all first scalars of the samples first.
 
-    A Gram matrix then takes one product where it would take one for each pair of scalars.
+    A Gram matrix then takes one product instead of one for each pair of scalars.
     """
     return phi if len(phi.source.pieces(0)) == 1 else stored(phi)
 
@@ -119,13 +119,13 @@ def concatenated(*features: TangentFeatures) -> TangentFeatures:
 
 
 def stored_bytes(phi: TangentFeatures) -> int:
-    """What held features take in memory, tensors that are shared counted once."""
+    """Memory of stored features, shared tensors counted once; 0 if they are not stored."""
     source = phi.source
     return distinct_bytes(iter(source.tensors())) if isinstance(source, Stored) else 0
 
 
 def bytes_by_parameter(phi: TangentFeatures) -> dict[str, int]:
-    """What held features of each parameter take; what parameters share counts for the first."""
+    """Memory of each parameter's stored features; a shared tensor counts for the first one."""
     source = phi.source
     parts = source.parts if isinstance(source, Stored) else ()
     seen: set[object] = set()
@@ -140,17 +140,12 @@ def bytes_by_parameter(phi: TangentFeatures) -> dict[str, int]:
 
 
 def _merged(parts: Sequence[tuple[Blocks, int]]) -> tuple[tuple[Blocks, int], ...]:
-    """Neighbouring parts laid end to end where their shapes allow."""
-    runs: list[list[tuple[Blocks, int]]] = []
-    for part in parts:
-        if runs and _layout(runs[-1][0][0]) == _layout(part[0]):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return tuple(_end_to_end(run) for run in runs)
+    """Concatenate neighbouring parts of equal layout."""
+    runs = [list(run) for _, run in groupby(parts, lambda part: _layout(part[0]))]
+    return tuple(_concatenated(run) for run in runs)
 
 
-def _end_to_end(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
+def _concatenated(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
     if len(run) == 1:
         return run[0]
     cat = _shared(torch.cat)
@@ -159,18 +154,19 @@ def _end_to_end(run: list[tuple[Blocks, int]]) -> tuple[Blocks, int]:
 
 
 def _lighter(blocks: Mapping[str, Block]) -> Blocks:
-    """Every parameter's gradients as factors, or as rows where these are lighter to work with."""
-    return {name: Rows(b.rows()) if _is_better_as_rows(b) else b for name, b in blocks.items()}
+    """Each parameter's gradients as they are, or as rows where these are cheaper."""
 
+    def lighter(block: Block) -> Block:
+        if not isinstance(block, Outer) or block.positions <= 1:
+            return block
+        few = block.n * block.size <= _AS_ROWS * sum(t.numel() for t in block.tensors())
+        return Rows(block.rows()) if few else block
 
-def _is_better_as_rows(block: Block) -> bool:
-    if not isinstance(block, Outer) or block.positions <= 1:
-        return False
-    return block.n * block.size <= _AS_ROWS * sum(t.numel() for t in block.tensors())
+    return {name: lighter(block) for name, block in blocks.items()}
 
 
 def _owned(blocks: Blocks) -> Blocks:
-    """The same, every tensor laid out in order: products of it then round as after a file."""
+    """The blocks with contiguous tensors: products then round as after loading from a file."""
     in_order = _shared(lambda tensors: tensors[0].contiguous())
     return {name: _mapped([block], in_order) for name, block in blocks.items()}
 
@@ -181,9 +177,9 @@ def _selected(blocks: Blocks, index: Tensor) -> Blocks:
 
 
 def _shared(change: Callable[[list[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
-    """The change of tensors (n, …), made once for tensors that share memory.
+    """Apply a change to tensors (n, …), once for tensors that share memory.
 
-    A bias and its weight share their δ; they go on sharing it.
+    A bias and its weight share their δ, also afterwards.
     """
     memo: dict[object, Tensor] = {}
 
@@ -197,30 +193,30 @@ def _shared(change: Callable[[list[Tensor]], Tensor]) -> Callable[[Sequence[Tens
 
 
 def same_memory(tensor: Tensor) -> object:
-    """A key that tensors have in common if they are the same numbers at the same place."""
+    """A key that is equal for tensors with the same memory, dtype and strides."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.data_ptr(), tensor.dtype, tuple((n, step) for n, step in steps if n != 1)
 
 
 def _mapped(blocks: Sequence[Block], change: Callable[[Sequence[Tensor]], Tensor]) -> Block:
-    """One block from several of one layout: every tensor (n, …) of it by `change`."""
+    """One block from several of equal layout, each of its tensors (n, …) made by `change`."""
     outers = [block for block in blocks if isinstance(block, Outer)]
     if not outers:
         return Rows(change([block.rows() for block in blocks]))
+
+    def changed(factors: Sequence[F]) -> F:
+        return replace(factors[0], data=change([factor.data for factor in factors]))
+
     uses = []
     for several in zip(*(outer.uses for outer in outers), strict=True):
         left, right = zip(*several, strict=True)
-        uses.append((_factor(left, change), _factor(right, change)))
+        uses.append((changed(left), changed(right)))
     like = change([outer.like for outer in outers])
     return replace(outers[0], uses=tuple(uses), like=like)
 
 
-def _factor(factors: Sequence[F], change: Callable[[Sequence[Tensor]], Tensor]) -> F:
-    return factors[0].having(change([factor.data for factor in factors]))
-
-
 def _layout(blocks: Blocks) -> object:
-    """What must be equal for two parts to be laid end to end."""
+    """A key that is equal for parts that can be concatenated."""
 
     def factor(f: Factor) -> object:
         if isinstance(f, Patches):
@@ -236,7 +232,7 @@ def _layout(blocks: Blocks) -> object:
 
 
 def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
-    """Every tensor of held features, and under "layout" a JSON text that says how they fit."""
+    """The tensors of stored features, and under "layout" a JSON text that describes them."""
     source = phi.source
     if not isinstance(source, Stored):
         raise ConfigError("only stored features can be saved; call stored(phi) first")
@@ -244,7 +240,7 @@ def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
     names: dict[object, str] = {}
 
     def put(tensor: Tensor) -> str:
-        # What a bias shares with its weight is stored once.
+        # A tensor that a bias shares with its weight is stored once.
         key = same_memory(tensor)
         if key not in names:
             names[key] = str(len(names))
@@ -267,7 +263,7 @@ def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
 
 
 def from_tensors(tensors: Mapping[str, Tensor], like: Tensor) -> TangentFeatures:
-    """The held features again, on the device of `like`; refused if they do not fit together."""
+    """Stored features from what `to_tensors` returned, on the device of `like`."""
     try:
         layout = json.loads(bytes(tensors[_LAYOUT].cpu().tolist()))
         here = {

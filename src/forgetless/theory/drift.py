@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.errors import require
-from forgetless.support.validation import whole
+from forgetless.support.options import whole
 from forgetless.tangent import evaluation
 from forgetless.tangent.evaluation import call_with, eval_mode
-from forgetless.theory.factors import check_finite
+from forgetless.theory.svd import check_finite
 
 
 def true_class(outputs: Tensor, y: Tensor | None = None) -> Tensor:
-    """f(X): the output of every sample that its label names, (n,).
+    """f(X): each sample's output for its own class, (n,).
 
     Arguments:
         outputs: (n, C), or (n,) for a model with one output.
@@ -51,7 +51,7 @@ def drift(before: Tensor, after: Tensor, y: Tensor | None = None) -> Tensor:
 def squared_drift(before: Tensor, after: Tensor, y: Tensor | None = None) -> float:
     """Δ^{s→t}(X) = ‖δ^{s→t}(X)‖² = Σ_x (f_t(x) − f_s(x))² (definition "catastrophic forgetting").
 
-    A sum, not a mean, over the samples; it counts changes for the better as well.
+    A sum over samples, not a mean, in which improvements count as well.
 
     Arguments:
         before, after, y: as for `drift`.
@@ -70,10 +70,10 @@ def model_drift(
 ) -> Tensor:
     """δ^{s→t}(X) of a network between two of its `state_dict`s, (n,).
 
-    The network is used in eval mode, its own parameters, buffers and modes stay as they are.
+    Evaluated in eval mode; the network's own parameters, buffers and modes do not change.
 
     Arguments:
-        model: what the states belong to.
+        model: the network of the states.
         before, after: its `state_dict` after task s and after task t.
         x: samples, (n, *).
         y: labels, (n,), for a model with more than one output.

@@ -1,11 +1,11 @@
-"""A forecast of forgetting: what training on one task will do to another, before it is done.
+"""Forecast of forgetting: the effect of training on one task on another, before training.
 
-The engine is the network linearised after a short warm-up and trained on the target as the network
-would be. When to trust it: docs/forecast.md.
+A copy of the network takes the first steps, then its linearisation takes the others. When to trust
+it: docs/forecast.md.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,50 +15,43 @@ from torch.nn.functional import cross_entropy
 
 from forgetless.linalg import orthonormalize
 from forgetless.support.errors import ConfigError, DataError, require
-from forgetless.support.validation import POSITIVE, is_whole, whole
-from forgetless.tangent import tangent_features, true_class
-from forgetless.theory.grams import gram_grid, gram_overlap
+from forgetless.support.layout import Layout
+from forgetless.support.options import POSITIVE, is_whole, whole
+from forgetless.tangent import TangentFeatures, tangent_features, true_class
+from forgetless.theory.grams import operator_overlap
 from forgetless.theory.linearised import (
     Loss,
     SGDRun,
+    StepChange,
     TangentModel,
     copied,
     curvature,
     train_by_kernel,
     train_linearised,
     train_network,
-    widened,
 )
-from forgetless.theory.overlap import overlap_spectrum
+from forgetless.theory.svd import FLOAT32_RTOL, overlap_spectrum
 
-# Below this, pairs of tasks on which forecasts were checked often came out wrong.
+# Forecasts of the checked pairs of tasks with less trust were often wrong.
 TRUSTED = 0.5
-# Most rows of a kernel that training in function space is worth it for: 128 MB in float64.
-_KERNEL_ROWS = 4096
-# Singular values of float32 features below this share of the largest are noise.
-_OVERLAP_RTOL = 3e-4
+_KERNEL_ROWS = 4096  # largest kernel for training in function space: 128 MB in float64
+_WARM_UP = 0.1  # share of the steps that a copy of the network takes
+_QUICK_MERGE = 8  # steps that a quick forecast merges into one on a larger batch
+_QUICK_SOURCE = 2000  # source samples of a quick forecast
+_STRAIGHT = torch.finfo(torch.bfloat16).eps  # largest entry of V Vᵀ − I: rows may be in bfloat16
 
 Pair = tuple[Tensor, Tensor]
-# A quick forecast does the work of up to this many steps in one, on as much larger a batch, and
-# looks at up to this many samples of the source.
-_QUICK_MERGE = 8
-_QUICK_SOURCE = 2000
-# Share of the training that is done for real, on a copy.
-_WARM_UP = 0.1
-# How far V Vᵀ of orthonormal rows may be from I: a memory kept in bfloat16 comes in any precision.
-_STRAIGHT = torch.finfo(torch.bfloat16).eps
-Avoided = Tensor | None  # directions that no step goes along
 Trainer = Callable[[TangentModel, SGDRun], Tensor]
 
 
 @final
 @dataclass(frozen=True)
-class Outlook:
-    """What is predicted for the source and the target under one way to train.
+class Prediction:
+    """Predictions for the source and the target after training in one way.
 
     Arguments:
-        components: directions of the source that are protected, 0 for plain training; fewer than
-            were asked for where the source has no more.
+        components: protected directions of the source, 0 for plain training; fewer than asked for
+            if the source has no more.
         outputs: predicted outputs on the source, (n, C).
         source_accuracy, target_accuracy: predicted, in percent; None if labels are not classes.
         source_loss, target_loss: predicted mean losses.
@@ -73,41 +66,37 @@ class Outlook:
 
     def summary(self) -> dict[str, Any]:
         """The plain numbers, for JSON."""
-        return {
-            "components": self.components,
-            "source_accuracy": self.source_accuracy,
-            "source_loss": self.source_loss,
-            "target_accuracy": self.target_accuracy,
-            "target_loss": self.target_loss,
-        }
+        return {name: value for name, value in vars(self).items() if name != "outputs"}
 
 
 @final
 @dataclass(frozen=True)
 class Forecast:
-    """What training on the target will do to the source.
+    """The predicted effect on the source of training on the target.
 
     Arguments:
-        index: which of the given source samples were looked at, (n,); all, unless quick.
+        index: indices of the source samples used, (n,); all, unless quick.
         labels: their labels, (n,).
-        classes: the outputs that the source chooses among.
-        now: the present state of the source and the target, in the form of an outlook.
-        plain: the outlook for plain SGD.
-        protected: the outlooks for PCA-OGD, one for each number of components asked for.
+        classes: the outputs that compete on the source.
+        now: the present state of the source and the target, as a prediction.
+        plain: the prediction for plain SGD.
+        protected: the predictions for PCA-OGD, one for each number of components.
+        methods: the predictions for other methods, by name.
         overlap: singular values of the NTK overlap matrix between source and target, the cosines
             of the principal angles, decreasing.
-        trust: 1 − ‖Δf − Jω‖ / ‖Δf‖ on the source, not below 0: how well the linearisation
-            followed the first steps of real training. Below `TRUSTED`, do not rely on the forecast.
-        steps: how many steps of training were forecast.
-        seconds: what the forecast took.
+        trust: 1 − ‖Δf − Jω‖ / ‖Δf‖ on the source, at least 0: how well the linearisation followed
+            the first steps of real training. Below `TRUSTED`, do not rely on the forecast.
+        steps: number of steps of training.
+        seconds: computing time.
     """
 
     index: Tensor
     labels: Tensor
     classes: range
-    now: Outlook
-    plain: Outlook
-    protected: tuple[Outlook, ...]
+    now: Prediction
+    plain: Prediction
+    protected: tuple[Prediction, ...]
+    methods: Mapping[str, Prediction]
     overlap: Tensor
     trust: float
     steps: int
@@ -115,7 +104,7 @@ class Forecast:
 
     @property
     def trusted(self) -> bool:
-        """Whether the linearisation follows the network well enough to be relied on."""
+        """Whether the linearisation follows the network well enough to rely on the forecast."""
         return self.trust >= TRUSTED
 
     @property
@@ -136,23 +125,21 @@ class Forecast:
         return torch.rad2deg(torch.arccos(self.overlap.clamp(0, 1)))
 
     def endangered(self, count: int = 10) -> Tensor:
-        """The source samples that are right now and predicted to be wrong, (≤ count,).
+        """Indices of the source samples that are right now and predicted wrong, (≤ count,).
 
-        Their places in the source as it was given, those with the most negative margin first:
-        true-class output minus the largest other one.
+        The most negative margins (true-class output minus the largest other one) come first.
         """
-        now, then = (margins(o, self.labels, self.classes) for o in self._outputs())
+        now, then = self._margins()
         lost = torch.nonzero((now > 0) & (then < 0)).flatten()
         worst = lost[then[lost].argsort()][:count]
         return self.index.to(worst.device)[worst]
 
     def by_class(self) -> dict[int, tuple[float, float]]:
         """Present and predicted accuracy of each class of the source, in percent."""
-        now, then = (margins(o, self.labels, self.classes) > 0 for o in self._outputs())
         shares = {}
         for label in self.labels.unique().tolist():
-            of_class = self.labels == label
-            before, after = (100 * right[of_class].double().mean().item() for right in (now, then))
+            right = [margin[self.labels == label] > 0 for margin in self._margins()]
+            before, after = (100 * some.double().mean().item() for some in right)
             shares[int(label)] = (before, after)
         return shares
 
@@ -165,6 +152,7 @@ class Forecast:
             "now": self.now.summary(),
             "plain": self.plain.summary(),
             "protected": [o.summary() for o in self.protected],
+            "methods": {name: o.summary() for name, o in self.methods.items()},
             "by_class": {str(c): {"now": b, "predicted": a} for c, (b, a) in classes.items()},
             "endangered": self.endangered().tolist() if classified else [],
             "overlap": self.overlap.tolist(),
@@ -175,8 +163,9 @@ class Forecast:
             "seconds": self.seconds,
         }
 
-    def _outputs(self) -> tuple[Tensor, Tensor]:
-        return self.now.outputs, self.plain.outputs
+    def _margins(self) -> list[Tensor]:
+        """Margins now and after plain SGD."""
+        return [margins(p.outputs, self.labels, self.classes) for p in (self.now, self.plain)]
 
 
 def margins(outputs: Tensor, labels: Tensor, classes: range) -> Tensor:
@@ -191,7 +180,7 @@ def margins(outputs: Tensor, labels: Tensor, classes: range) -> Tensor:
 
 @final
 class SourceAndTarget:
-    """Source and target of a forecast, checked, and what can be asked about them."""
+    """The samples and losses of a forecast's two tasks, checked."""
 
     def __init__(
         self,
@@ -203,7 +192,7 @@ class SourceAndTarget:
         target_classes: range | None,
     ) -> None:
         self.tangent = tangent
-        n_outputs = self._answered(self._inputs(source, "source")[:1], "source").shape[-1]
+        n_outputs = self._tried(self._inputs(source, "source")[:1], "source").shape[-1]
         self.source_classes = source_classes or range(n_outputs)
         self.target_classes = target_classes or range(n_outputs)
         for name, classes in (("source", self.source_classes), ("target", self.target_classes)):
@@ -224,7 +213,7 @@ class SourceAndTarget:
         )
 
     def checked(self, pair: Pair, what: str) -> Pair:
-        """Samples on the model's device that it can be asked about, or one clear error."""
+        """Samples on the model's device, or an error that says what is wrong with them."""
         inputs, labels = self._inputs(pair, what), torch.as_tensor(pair[1])
         classes = self.target_classes if what == "target" else self.source_classes
         if len(labels) != len(inputs):
@@ -242,12 +231,12 @@ class SourceAndTarget:
             labels = labels.long()
         elif not self._own_loss:
             raise ConfigError(f"the {what} has labels that are not classes: say which loss")
-        if not bool(self._answered(inputs[:32], what).isfinite().all()):
+        if not bool(self._tried(inputs[:32], what).isfinite().all()):
             raise DataError(f"the model's outputs on the {what} are NaN or infinite")
         return inputs, labels.to(inputs.device)
 
     def _inputs(self, pair: Pair, what: str) -> Tensor:
-        """The inputs of a pair where the model is, and as precise as it is."""
+        """The inputs of a pair, with the model's device and precision."""
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise ConfigError(f"{what} must be a pair of inputs and labels")
         inputs = torch.as_tensor(pair[0])
@@ -256,8 +245,8 @@ class SourceAndTarget:
         theta = self.tangent.theta
         return inputs.to(theta if inputs.is_floating_point() else theta.device)
 
-    def _answered(self, inputs: Tensor, what: str) -> Tensor:
-        """The model's outputs on a few inputs, or one clear error."""
+    def _tried(self, inputs: Tensor, what: str) -> Tensor:
+        """The model's outputs on a few inputs, or an error that names the inputs."""
         try:
             return self.tangent.outputs(inputs)
         except (RuntimeError, ValueError, IndexError) as error:
@@ -267,29 +256,29 @@ class SourceAndTarget:
                 f"the model does not take the inputs of the {what}, of shape {shape}: {reason}"
             ) from error
 
-    def look_at_fewer(self, count: int, generator: torch.Generator) -> None:
-        """Keep a random choice of the source's samples."""
+    def use_fewer(self, count: int, generator: torch.Generator) -> None:
+        """Use a random choice of the source's samples."""
         inputs, labels = self.source
         chosen = torch.randperm(len(inputs), generator=generator)[:count].sort().values
         self.source = inputs[chosen.to(inputs.device)], labels[chosen.to(labels.device)]
         self.index = chosen
 
     def kernel_is_cheaper(self, epochs: int) -> bool:
-        """Whether to train in function space: few target samples, each seen many times.
+        """Whether to train in function space: few target samples, each used many times.
 
-        The kernel takes C backward passes a sample, the parameters two or three passes an epoch.
+        The kernel takes C backward passes per sample, the parameters two or three per epoch.
         """
         n, outputs = len(self.target[1]), self.tangent.outputs(self.target[0][:1]).shape[-1]
         return n * outputs <= _KERNEL_ROWS and epochs > outputs
 
-    def outlook(self, model: TangentModel, change: Tensor | None, components: int) -> Outlook:
-        """What a linearised network says after a change of its weights (None: as it is)."""
+    def predict(self, model: TangentModel, change: Tensor | None, components: int) -> Prediction:
+        """Predictions of a linearised network after a change of its weights (None: no change)."""
         (x, y), (x_target, y_target) = self.source, self.target
         outputs, on_target = model.outputs(x), model.outputs(x_target)
         if change is not None:
             outputs = outputs + model.push(x, change)
             on_target = on_target + model.push(x_target, change)
-        return Outlook(
+        return Prediction(
             components=components,
             outputs=outputs,
             source_accuracy=_accuracy(outputs, y, self.source_classes),
@@ -299,26 +288,36 @@ class SourceAndTarget:
         )
 
     def followed(self, linear: Tensor, real: Tensor) -> float:
-        """How well J ω is what the outputs did when the network itself took the same steps."""
+        """The trust: how well J ω agrees with the network's outputs after the same steps."""
         inputs = self.source[0]
         moved = self.tangent.outputs(inputs, real) - self.tangent.outputs(inputs)
         missed = torch.linalg.vector_norm(moved - self.tangent.push(inputs, linear))
         length = torch.linalg.vector_norm(moved)
         if not bool(missed.isfinite() & length.isfinite()):
-            return 0.0  # they blow up
-        # Outputs that do not move at all are followed perfectly.
+            return 0.0  # training diverges
+        # Constant outputs are followed perfectly.
         share = float(missed / length) if length > 0 else float(missed > 0)
         return max(0.0, 1.0 - share)
 
     def overlap(self, count: int, generator: torch.Generator) -> Tensor:
         """Singular values of O between source and target, from some samples of each."""
-        features = []
-        for inputs, labels in (self.source, self.target):
-            chosen = torch.randperm(len(inputs), generator=generator)[:count].to(inputs.device)
-            classes = None if labels.is_floating_point() else labels[chosen]
-            features.append(tangent_features(self.tangent.module, inputs[chosen], classes))
-        grid = gram_grid(features)
-        return overlap_spectrum(gram_overlap(grid, 0, 1, rtol=_OVERLAP_RTOL)).cpu()
+        known, coming = (
+            self.features(pair, count, generator) for pair in (self.source, self.target)
+        )
+        return overlap_spectrum(operator_overlap(known, coming, rtol=FLOAT32_RTOL)).cpu()
+
+    def features(
+        self,
+        pair: Pair,
+        count: int,
+        generator: torch.Generator,
+        names: Sequence[str] | None = None,
+    ) -> TangentFeatures:
+        """φ of a random choice of samples: of their classes' outputs, or of all outputs."""
+        inputs, labels = pair
+        chosen = torch.randperm(len(inputs), generator=generator)[:count].to(inputs.device)
+        classes = None if labels.is_floating_point() else labels[chosen]
+        return tangent_features(self.tangent.module, inputs[chosen], classes, params=names)
 
 
 def _cross_entropy_within(classes: range) -> Loss:
@@ -353,42 +352,45 @@ def forecast(
     samples: int = 1000,
     basis: Tensor | None = None,
     exclude: Sequence[str] = (),
+    methods: Mapping[str, StepChange] | None = None,
     overlap_samples: int = 250,
     warm_up: bool = True,
     quick: bool = False,
     seed: int = 0,
     observer: Callable[[str], None] | None = None,
 ) -> Forecast:
-    """Predict, before training on the target, what will happen to the source.
+    """Predict the effect on the source of training on the target.
 
-    A copy of the network is trained on the target for a tenth of the steps, linearised where it
-    then is, all its outputs, and the linear model trained for the other steps by SGD with the given
-    loss and learning rate, by products with its Jacobian. The network itself is not changed; it is
-    taken in eval mode, on its own device. Inputs are brought there, in the network's precision.
+    A copy of the network is trained on the target for a tenth of the steps and then linearised; the
+    linear model takes the other steps by SGD with the given loss and learning rate, by products
+    with its Jacobian. The network itself is not changed; it is used in eval mode, on its own
+    device and with its precision.
 
     Arguments:
-        model: the network as it is after learning the source.
-        source: samples whose fate is asked for, (n, *) and labels (n,): best, a test set.
-        target: the training set of the task to come, (m, *) and (m,).
-        lr, epochs, batch_size: how it will be trained.
+        model: the network after learning the source.
+        source: samples to predict for, (n, *) and labels (n,), such as a test set.
+        target: the training set of the next task, (m, *) and (m,).
+        lr, epochs, batch_size: of the training.
         loss: mean loss of outputs (b, C) and labels (b,); by default cross-entropy within a
             task's classes. Labels that are not whole numbers need a loss of their own.
-        source_classes, target_classes: the outputs that a task chooses among, where tasks have
-            heads; by default all.
-        components: predict PCA-OGD with this number of the source's directions as well, or with
-            each of several; with all that there are where there are fewer.
-        remember: samples whose directions PCA-OGD keeps; by default the source.
-        samples: how many of them it looks at.
+        source_classes, target_classes: the outputs that compete in a task; by default all.
+        components: also predict PCA-OGD with this number of the source's directions, or with each
+            of several, at most as many as there are.
+        remember: samples whose directions PCA-OGD stores; by default the source.
+        samples: how many of them it uses.
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
-            orthonormal rows (K, p), p all trainable parameters in the model's order. A row of zeros
-            is no direction.
+            orthonormal rows (K, p), p all trainable parameters in the model's order. Rows of zeros
+            are ignored.
         exclude: prefixes of the names of parameters that PCA-OGD does not protect, such as heads.
-        overlap_samples: how many samples of each task the overlap matrix is made from.
-        warm_up: linearise after the first tenth of the steps, which costs less and says more; if
+        methods: also predict these methods, by name: functions from a step of SGD and the weights
+            before it to the step that is taken, (p,), (p,) → (p,), over all trainable parameters.
+            `launch.method_steps` makes one of a method. `basis` does not apply to them.
+        overlap_samples: number of samples of each task for the overlap matrix.
+        warm_up: linearise after the first tenth of the steps, which is faster and more accurate; if
             false, at the present weights.
         quick: fewer and larger steps, as far as the learning rate allows.
         seed: of the batches and of the choices of samples.
-        observer: told in words what is being done.
+        observer: called with a description of each step of the computation.
     """
     started = time.perf_counter()
     POSITIVE.check("lr", lr)
@@ -403,7 +405,7 @@ def forecast(
     basis = None if basis is None else _directions(basis, tangent.theta)
     problem = SourceAndTarget(tangent, source, target, loss, source_classes, target_classes)
     if quick:
-        problem.look_at_fewer(_QUICK_SOURCE, generator)
+        problem.use_fewer(_QUICK_SOURCE, generator)
     merge = _QUICK_MERGE if quick else 1
     x, y = problem.target
     while merge > 1 and lr * merge * curvature(tangent, x[: 8 * batch_size]) > 1:
@@ -414,45 +416,57 @@ def forecast(
     linear = train_by_kernel if problem.kernel_is_cheaper(epochs) else train_linearised
 
     def train(
-        how: Trainer, at: TangentModel, batches: Sequence[Tensor], avoided: Avoided
+        how: Trainer,
+        at: TangentModel,
+        batches: Sequence[Tensor],
+        avoided: Tensor | None,
+        change: StepChange | None = None,
     ) -> Tensor:
-        return how(at, SGDRun(x, y, problem.target_loss, batches, lr, batch_size, avoided))
+        return how(at, SGDRun(x, y, problem.target_loss, batches, lr, batch_size, avoided, change))
 
-    def outlook(avoided: Avoided, components: int) -> Outlook:
-        if not warm_up:
-            return problem.outlook(tangent, train(linear, tangent, steps, avoided), components)
-        start = real if avoided is basis else train(train_network, tangent, early, avoided)
-        moved = tangent.moved(start)
-        return problem.outlook(moved, train(linear, moved, late, avoided), components)
+    def predicted(
+        avoided: Tensor | None, components: int = 0, change: StepChange | None = None
+    ) -> Prediction:
+        how = linear if change is None else train_linearised
+        at, left = tangent, steps
+        if warm_up:
+            known = change is None and avoided is basis
+            start = real if known else train(train_network, tangent, early, avoided, change)
+            at, left = tangent.moved(start), late
+        return problem.predict(at, train(how, at, left, avoided, change), components)
 
     tell("following the first steps of real training")
     real = train(train_network, tangent, early, basis)
     trust = problem.followed(train(train_linearised, tangent, early, basis), real)
     tell("training the linearised network")
-    plain = outlook(basis, 0)
+    plain = predicted(basis)
     protected = []
     if components:
-        x_kept, y_kept = problem.checked(remember, "remember") if remember else problem.source
-        chosen = torch.randperm(len(x_kept), generator=generator)[:samples].to(x.device)
+        stored = problem.checked(remember, "remember") if remember else problem.source
         names = _without(tangent, exclude)
-        # Of the outputs of their classes, or of all outputs.
-        labels = None if y_kept.is_floating_point() else y_kept[chosen]
-        phi = tangent_features(model, x_kept[chosen], labels, params=names)
-        sizes = {n: shape.numel() for n, shape in tangent.shapes.items()}
-        directions = widened(phi.top(max(components))[1], names, sizes)
+        phi = problem.features(stored, samples, generator, names)
+        own = Layout({n: tangent.layout.shapes[n] for n in names})
+        directions = tangent.layout.join(own.split(phi.top(max(components))[1]))
         for count in components:
-            kept = directions[:count]  # all of them, where there are no more
+            kept = directions[:count]
             tell(f"the same with {len(kept)} directions protected")
-            avoided = kept if basis is None else _joined(basis, kept)
-            protected.append(outlook(avoided, len(kept)))
+            avoided = kept
+            if basis is not None:
+                avoided = torch.cat([basis, orthonormalize(kept, against=basis)])
+            protected.append(predicted(avoided, len(kept)))
+    by_name = {}
+    for name, change in (methods or {}).items():
+        tell(f"the same with {name}")
+        by_name[name] = predicted(None, change=change)
     tell("measuring the overlap of the tasks")
     return Forecast(
         index=problem.index,
         labels=problem.source[1],
         classes=problem.source_classes,
-        now=problem.outlook(tangent, None, 0),
+        now=problem.predict(tangent, None, 0),
         plain=plain,
         protected=tuple(protected),
+        methods=by_name,
         overlap=problem.overlap(overlap_samples, generator),
         trust=trust,
         steps=epochs * -(-len(x) // batch_size),
@@ -461,18 +475,18 @@ def forecast(
 
 
 def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:
-    """The trained parameters whose names start with none of these."""
+    """The trained parameters whose names start with none of these prefixes."""
     beginnings = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for start in beginnings:
-        known = isinstance(start, str) and any(n.startswith(start) for n in tangent.shapes)
+        known = isinstance(start, str) and any(n.startswith(start) for n in tangent.layout.shapes)
         require(known, "exclude", start, "the beginning of a trained parameter's name")
-    names = [n for n in tangent.shapes if not n.startswith(beginnings)]
+    names = [n for n in tangent.layout.shapes if not n.startswith(beginnings)]
     require(bool(names), "exclude", exclude, "not all of the model's trained parameters")
     return names
 
 
 def _counts(components: Any) -> Sequence[int]:
-    """Numbers of directions; one alone is a list of one."""
+    """Numbers of directions, as a list."""
     counts = [components] if is_whole(components) else components
     valid = isinstance(counts, Sequence) and all(map(whole(1).fits, counts))
     require(valid, "components", components, f"{whole(1).words}, or several of them")
@@ -480,7 +494,7 @@ def _counts(components: Any) -> Sequence[int]:
 
 
 def _directions(basis: Any, theta: Tensor) -> Tensor:
-    """Rows (K, p) that were found to be orthonormal, where the weights are and as precise."""
+    """Rows (K, p), checked to be orthonormal, with the weights' device and precision."""
     wanted = f"orthonormal rows (K, {theta.numel()})"
     usable = isinstance(basis, Tensor) and basis.is_floating_point()
     require(usable, "basis", getattr(basis, "dtype", type(basis).__name__), f"a tensor of {wanted}")
@@ -498,7 +512,3 @@ def _directions(basis: Any, theta: Tensor) -> Tensor:
 def _batches(n: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
     for _ in range(epochs):
         yield from torch.randperm(n, generator=generator).split(int(size))
-
-
-def _joined(basis: Tensor, directions: Tensor) -> Tensor:
-    return torch.cat([basis, orthonormalize(directions, against=basis)])

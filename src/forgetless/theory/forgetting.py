@@ -1,14 +1,16 @@
-"""Forgetting taken apart: which later task, along which direction of the source, moved what."""
+"""Exact forgetting of the linearised learner, by later task and by direction, and its bounds."""
 
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
+from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.theory.factors import RTOL, Factors, factors
+from forgetless.linalg import project_out
 from forgetless.theory.learner import Learned, projected_factors
-from forgetless.theory.overlap import overlap
+from forgetless.theory.projections import ComponentProjection, NoProjection
+from forgetless.theory.svd import RTOL, Factors, factors, overlap
 
 
 @final
@@ -46,7 +48,7 @@ class Forgetting:
     Attributes:
         source, target: s < t, from 0.
         factors: U_s, Σ_s, V_s of the features φ(X) on which forgetting is measured.
-        contributions: one of each later task k = s + 1 … t.
+        contributions: one for each later task k = s + 1 … t.
     """
 
     source: int
@@ -66,12 +68,12 @@ class Forgetting:
 
     @property
     def coefficients(self) -> Tensor:
-        """Σ_s O^{s→k} M_k ỹ_k, one row a later task, (t − s, r_s)."""
+        """Σ_s O^{s→k} M_k ỹ_k, one row per later task, (t − s, r_s)."""
         return torch.stack([c.coefficients for c in self.contributions])
 
     @property
     def by_direction(self) -> Tensor:
-        """What each right singular vector of the source carries of Δ, (r_s,); sums to Δ.
+        """The share of each right singular vector of the source in Δ, (r_s,); sums to Δ.
 
         The columns of U_s are orthonormal, so Δ = Σ_i (Σ_k [Σ_s O^{s→k} M_k ỹ_k]_i)².
         """
@@ -79,16 +81,16 @@ class Forgetting:
 
     @property
     def shares(self) -> Tensor:
-        """What each later task did along each direction, (t − s, r_s); sums to Δ.
+        """The share of each later task and direction in Δ, (t − s, r_s); sums to Δ.
 
-        c_ki Σ_l c_li with c the coefficients: negative where task k undid what others had done.
+        c_ki Σ_l c_li with c the coefficients: negative where task k undid other tasks' drift.
         """
         c = self.coefficients
         return c * c.sum(0)
 
     @property
     def by_task(self) -> Tensor:
-        """What each later task has to do with Δ, ⟨v_k, δ⟩, (t − s,); sums to Δ, may be negative."""
+        """The share of each later task in Δ, ⟨v_k, δ⟩, (t − s,); sums to Δ, may be negative."""
         return self.shares.sum(1)
 
 
@@ -97,9 +99,8 @@ def rotation(
 ) -> Tensor:
     """M_k = Σ_k U_kᵀ [φ̃_k φ̃_kᵀ + λ I]⁻¹, (r_k, n_k); with T = I it is Σ_k [Σ_k² + λ I]⁻¹ U_kᵀ.
 
-    Of the corollaries (CF for GEM-NT) and (forgetting for PCA-OGD), and of the theorem (CF for
-    SGD). λ = 0 takes the pseudo-inverse. Then V_k T_{k−1} and M_k ỹ_k give the weights back:
-    ω_k − ω_{k−1} = T_{k−1} V_kᵀ M_k ỹ_k.
+    Theorem (CF for SGD), corollaries (CF for GEM-NT) and (forgetting for PCA-OGD). λ = 0 takes the
+    pseudo-inverse. The weights follow: ω_k − ω_{k−1} = T_{k−1} V_kᵀ M_k ỹ_k.
 
     Arguments:
         task: the SVD of φ_k.
@@ -111,7 +112,7 @@ def rotation(
     gains = 1 / (projected.s.square() + weight_decay)
     inside = left @ projected.u  # (r_k, r̃_k)
     m = (inside * gains) @ projected.u.T
-    # What of Σ_k U_kᵀ the projected kernel does not reach: all of it was protected, λ divides it.
+    # The part of Σ_k U_kᵀ outside the projected kernel is fully protected: only λ divides it.
     if weight_decay > 0 and projected.rank < task.rank:
         m = m + (left - inside @ projected.u.T) / weight_decay
     return m
@@ -122,14 +123,14 @@ def decompose(
 ) -> Forgetting:
     """Δ^{s→t} = ‖Σ_{k=s+1}^{t} U_s Σ_s O^{s→k} M_k ỹ_k‖² and its parts.
 
-    The theorem (CF for SGD), the corollaries (CF for GEM-NT) and (forgetting for PCA-OGD), and the
-    same expression for OGD, whichever the learner's method is.
+    Theorem (CF for SGD), corollaries (CF for GEM-NT) and (forgetting for PCA-OGD); the same
+    expression holds for OGD and for projections of your own.
 
     Arguments:
-        learned: what `learn` returned.
+        learned: from `learn`.
         source, target: s < t, from 0.
-        features: φ(X), (n, p), of the samples to measure on, such as a test set; those that task s
-            was trained on if None.
+        features: φ(X), (n, p), of the samples to measure on, such as a test set; task s's own
+            training samples if None.
     """
     learned.check_pair(source, target)
     of_source = learned.factors[source]
@@ -140,10 +141,82 @@ def decompose(
     for k in range(source + 1, target + 1):
         basis, residual = learned.bases[k], learned.residuals[k]
         o = overlap(of_source, learned.factors[k], basis)
-        m = rotation(
-            learned.factors[k], basis, weight_decay=learned.weight_decay, rtol=learned.rtol
-        )
+        decay = learned.weight_decay
+        m = rotation(learned.factors[k], basis, weight_decay=decay, rtol=learned.rtol)
         coefficients = of_source.s * (o @ (m @ residual))
         drift = of_source.u @ coefficients
         contributions.append(Contribution(k, o, m, residual, coefficients, drift))
     return Forgetting(source, target, of_source, tuple(contributions))
+
+
+@final
+@dataclass(frozen=True)
+class Bounds:
+    """Three upper bounds of Δ^{s→t}; the first holds for t = s + 1 only.
+
+    With v_k the term of a later task k and a_k a bound of ‖v_k‖,
+
+    - `printed` is Σ_k a_k², from ‖Σ v_k‖² ≤ Σ ‖v_k‖², which is false for two or more terms: two
+      equal ones give 4 ‖v‖² on the left and 2 ‖v‖² on the right.
+    - `valid` is (Σ_k a_k)², by the triangle inequality: at most t − s times `printed`, and equal to
+      it for one later task.
+    - `tight` is (Σ_k ‖Σ_s O^{s→k}‖ ‖M_k ỹ_k‖)², which does not separate Σ_s and O.
+
+    Always Δ ≤ tight ≤ valid.
+    """
+
+    printed: float
+    valid: float
+    tight: float
+
+
+def bounds(learned: Learned, source: int, target: int) -> Bounds:
+    """Bounds of Δ^{s→t} on the samples that task s was trained on.
+
+    The a_k of the paper:
+
+    - SGD, corollary (bounding CF with angle between source and target subspace):
+      a_k = σ_{s,1} ‖O^{s→k}‖ ‖M_k ỹ_k‖.
+    - GEM-NT, the equation after the corollary (CF for GEM-NT):
+      a_k = σ_{s,1} ‖V_s T_{k−1}‖ ‖V_k T_{k−1}‖ ‖M_k ỹ_k‖. The same for OGD and for methods of your
+      own, for which none is printed.
+    - PCA-OGD, the equation after the corollary (forgetting for PCA-OGD): σ_{s,d+1} instead of
+      σ_{s,1}. This part is right: s ≤ k − 1, so T_{k−1} removes the top d right singular vectors
+      of φ_s for every later k, and φ_s T_{k−1} = U_{>d} Σ_{>d} V_{>d} T_{k−1}.
+
+    That needs the stored directions to be those of φ_s itself. With centred PCA they are not: φ_s
+    keeps its mean, usually its largest part, and σ_{s,d+1} bounds nothing. Then `valid` has
+    ‖φ_s T_{k−1}‖ instead of σ_{s,d+1} ‖V_s T_{k−1}‖, and `printed` stays as printed. Samples other
+    than the stored ones have the same problem, so there is no argument for them.
+
+    Arguments:
+        learned: from `learn`.
+        source, target: s < t, from 0.
+    """
+    parts = decompose(learned, source, target)
+    method, of_source = learned.method, parts.factors
+    sigma = of_source.sigma(0)
+    if isinstance(method, ComponentProjection):
+        d = of_source.rank if method.components is None else method.components
+        sigma = of_source.sigma(d)
+    printed, valid, tight = 0.0, 0.0, 0.0
+    for term in parts.contributions:
+        length = float(vector_norm(term.rotated_residual))
+        basis = learned.bases[term.task]
+        if isinstance(method, NoProjection):
+            as_printed = holds = sigma * _norm(term.overlap)
+        else:
+            of_target = _norm(project_out(learned.factors[term.task].v, basis, passes=2))
+            rows = project_out(of_source.v, basis, passes=2)
+            as_printed = holds = sigma * _norm(rows) * of_target
+            if isinstance(method, ComponentProjection) and method.centred:
+                holds = _norm(of_source.s.unsqueeze(1) * rows) * of_target
+        printed += (as_printed * length) ** 2
+        valid += holds * length
+        tight += _norm(of_source.s.unsqueeze(1) * term.overlap) * length
+    return Bounds(printed, valid**2, tight**2)
+
+
+def _norm(matrix: Tensor) -> float:
+    """The spectral norm, 0 for an empty matrix."""
+    return float(matrix_norm(matrix, 2)) if matrix.numel() else 0.0

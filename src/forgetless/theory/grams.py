@@ -1,4 +1,4 @@
-"""The theory from Gram matrices alone, where n is small and p is not.
+"""The theory from Gram matrices alone, for n much smaller than p.
 
 A grid holds the blocks K_st = φ_s φ_tᵀ, (n_s, n_t), for all pairs of T tasks.
 """
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from forgetless.linalg import float64
 from forgetless.support.errors import require
-from forgetless.support.validation import whole
-from forgetless.theory.factors import RTOL, check_matrix, check_rtol
+from forgetless.support.options import SHARE
+from forgetless.theory.svd import RTOL, check_matrix
 
 Grid = Sequence[Sequence[Tensor]]
 
 
 class KernelFeatures(Protocol):
-    """Features that know their inner products, such as `forgetless.tangent.TangentFeatures`."""
+    """Features with their inner products, such as `forgetless.tangent.TangentFeatures`."""
 
     def gram(self) -> Tensor:
         """φ φᵀ, (n, n)."""
@@ -27,7 +27,7 @@ class KernelFeatures(Protocol):
         """φ φ'ᵀ, (n, n')."""
 
     def __matmul__(self, v: Tensor, /) -> Tensor:
-        """Φ v: (p, k) → (n, k)."""
+        """φ v: (p, k) → (n, k)."""
 
 
 def gram_grid(features: Sequence[KernelFeatures]) -> list[list[Tensor]]:
@@ -43,8 +43,8 @@ def gram_grid(features: Sequence[KernelFeatures]) -> list[list[Tensor]]:
 def coordinates(grams: Grid, *, rtol: float = RTOL) -> list[Tensor]:
     """Features Z_t, (n_t, r), in an orthonormal basis of all tasks' joint row space.
 
-    With Q Λ Qᵀ the eigendecomposition of the joint Gram matrix, Z = Q Λ^½, so Z_s Z_tᵀ = K_st. It
-    is an isometry: whatever takes dense features φ gives the same for Z, r ≤ Σ n_t columns wide.
+    With Q Λ Qᵀ the eigendecomposition of the joint Gram matrix, Z = Q Λ^½, so Z_s Z_tᵀ = K_st: an
+    isometry, so all functions of features φ give the same for Z, which has r ≤ Σ n_t columns.
 
     Arguments:
         grams: K_st = φ_s φ_tᵀ, T × T blocks.
@@ -55,44 +55,18 @@ def coordinates(grams: Grid, *, rtol: float = RTOL) -> list[Tensor]:
     return list((vectors * roots).split(sizes))
 
 
-def gram_overlap(
-    grams: Grid, source: int, target: int, memory: Tensor | None = None, *, rtol: float = RTOL
-) -> Tensor:
-    """O^{s→k} = W_sᵀ (K_sk − K_sm K_mm⁺ K_mk) W_k with W = U Σ⁻¹, without V or φ, (r_s, r_k).
+def gram_overlap(source: Tensor, cross: Tensor, target: Tensor, *, rtol: float = RTOL) -> Tensor:
+    """O^{s→k} = W_sᵀ C W_k with W = U Σ⁻¹ and φ φᵀ = U Σ² Uᵀ, without V or φ, (r_s, r_k).
 
-    K_tt = U Σ² Uᵀ gives V = Wᵀ φ, and the remembered directions A φ, m of them, project by
-    φᵀ Aᵀ (A K Aᵀ)⁺ A φ: K_mm = A K Aᵀ and so on, with K the joint Gram matrix. Equal to `overlap`
-    up to the signs of singular vectors.
+    Equal to `overlap` up to the signs of singular vectors.
 
     Arguments:
-        grams: K_st, T × T blocks.
-        source, target: s and k, from 0.
-        memory: A, (m, N) with N the samples of all tasks together: each direction as a combination
-            of samples' features, from `sample_memory`, `component_memory` or `gradient_memory`.
-        rtol: relative cutoff of singular values, squared for eigenvalues.
+        source, target: φ_s φ_sᵀ and φ_k φ_kᵀ.
+        cross: C = φ_s T_{k−1} φ_kᵀ, (n_s, n_k).
+        rtol: relative cutoff of singular values.
     """
-    joint, sizes = _joint(grams)
-    starts = _starts(sizes)
-    for name, task in (("source", source), ("target", target)):
-        require(0 <= task < len(sizes), name, task, f"a task from 0 to {len(sizes) - 1}")
-    s = slice(starts[source], starts[source] + sizes[source])
-    k = slice(starts[target], starts[target] + sizes[target])
-    cross = joint[s, k]
-    if memory is not None:
-        fits = memory.dim() == 2 and memory.shape[1] == len(joint)
-        require(fits, "memory", tuple(memory.shape), f"of shape (m, {len(joint)})")
-        products = float64(memory).to(joint) @ joint  # A K, (m, N)
-        within = products @ float64(memory).to(joint).T
-        # Each direction counts by its direction, not by its length.
-        lengths = within.diagonal().clamp_min(0).sqrt()
-        scale = torch.where(lengths > 0, 1 / lengths, 0)
-        products, within = products * scale.unsqueeze(1), within * scale * scale.unsqueeze(1)
-        if bool(lengths.any()):
-            roots, vectors = _roots(within, rtol)
-            whitened = (vectors / roots).T @ products  # orthonormal directions' inner products
-            cross = cross - whitened[:, s].T @ whitened[:, k]
-    (source_roots, u), (target_roots, v) = _roots(joint[s, s], rtol), _roots(joint[k, k], rtol)
-    return (u / source_roots).T @ cross @ (v / target_roots)
+    (source_roots, u), (target_roots, v) = (_roots(float64(k), rtol) for k in (source, target))
+    return (u / source_roots).T @ float64(cross) @ (v / target_roots)
 
 
 def operator_overlap(
@@ -102,77 +76,18 @@ def operator_overlap(
     *,
     rtol: float = RTOL,
 ) -> Tensor:
-    """O^{s→k} = W_sᵀ (φ_s φ_kᵀ − φ_s Bᵀ B φ_kᵀ) W_k with W = U Σ⁻¹, without V, (r_s, r_k).
-
-    Equal to `overlap` up to the signs of singular vectors.
+    """`gram_overlap` of features, with φ_s T_{k−1} φ_kᵀ = φ_s φ_kᵀ − φ_s Bᵀ B φ_kᵀ, (r_s, r_k).
 
     Arguments:
         source, target: φ_s and φ_k, as operators.
         basis: B_{k−1}, (K, p), orthonormal rows, or rows of zeros; None is T = I.
-        rtol: relative cutoff of singular values. Of features in float32, 1e-4 keeps what `B φᵀ`
-            rounds below 1e-3 of a cosine.
+        rtol: relative cutoff of singular values. For features in float32, 1e-4 keeps the rounding
+            of `B φᵀ` below 1e-3 of a cosine.
     """
     cross = source.cross_gram(target)
     if basis is not None and len(basis):
         cross = cross - float64(source @ basis.T) @ float64(target @ basis.T).T
-    (source_roots, u), (target_roots, v) = (_roots(phi.gram(), rtol) for phi in (source, target))
-    return (u / source_roots).T @ cross @ (v / target_roots)
-
-
-def sample_memory(grams: Grid, kept: Sequence[Tensor]) -> Tensor:
-    """What OGD remembers, for `gram_overlap`: one row a sample, (m, N).
-
-    Arguments:
-        grams: K_st, T × T blocks.
-        kept: the indices of the remembered samples of task 0, task 1 and so on.
-    """
-    joint, sizes = _joint(grams)
-    rows = _rows(sizes, kept)
-    return torch.eye(len(joint)).to(joint)[rows]
-
-
-def component_memory(
-    grams: Grid, before: int, components: int | None = None, *, rtol: float = RTOL
-) -> Tensor:
-    """What PCA-OGD remembers of the tasks before one, for `gram_overlap`: Σ⁻¹ Uᵀ, (m, N).
-
-    Arguments:
-        grams: K_st, T × T blocks.
-        before: k, the task that starts: the top directions of tasks 0 … k − 1 are remembered.
-        components: d, how many of each; None is all.
-    """
-    joint, sizes = _joint(grams)
-    require(0 < before <= len(sizes), "before", before, f"from 1 to {len(sizes)}")
-    d = components
-    valid = d is None or whole(1).fits(d)
-    require(valid, "components", d, f"{whole(1).words}, or None for all")
-    parts = []
-    for start, n in list(zip(_starts(sizes), sizes, strict=True))[:before]:
-        roots, u = _roots(joint[start : start + n, start : start + n], rtol)
-        part = joint.new_zeros(min(len(roots), d or len(roots)), len(joint))
-        part[:, start : start + n] = (u / roots).T[:d]
-        parts.append(part)
-    return torch.cat(parts)
-
-
-def gradient_memory(grams: Grid, kept: Sequence[Tensor], residuals: Sequence[Tensor]) -> Tensor:
-    """What GEM-NT projects out, for `gram_overlap`: g_j = 1/m Σ φ_j(x)ᵀ (f(x) − y), (tasks, N).
-
-    Arguments:
-        grams: K_st, T × T blocks.
-        kept: the indices of the remembered samples of task 0, task 1 and so on.
-        residuals: f_{k−1}(X_j) − y_j on all of each of these tasks' samples, (n_j,).
-    """
-    joint, sizes = _joint(grams)
-    rows = _rows(sizes, kept).split([len(k) for k in kept])
-    require(len(residuals) == len(kept), "residuals", len(residuals), f"{len(kept)} vectors")
-    memory = joint.new_zeros(len(kept), len(joint))
-    for j, (row, index) in enumerate(zip(rows, kept, strict=True)):
-        fits = residuals[j].shape == (sizes[j],)
-        shape = tuple(residuals[j].shape)
-        require(fits, f"residuals[{j}]", shape, f"of shape ({sizes[j]},)")
-        memory[j, row] = float64(residuals[j]).to(joint)[index] / len(index)
-    return memory
+    return gram_overlap(source.gram(), cross, target.gram(), rtol=rtol)
 
 
 def _joint(grams: Grid) -> tuple[Tensor, list[int]]:
@@ -195,7 +110,7 @@ def _joint(grams: Grid) -> tuple[Tensor, list[int]]:
 
 def _roots(gram: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     """Σ (r,), decreasing, and U (n, r) of a Gram matrix U Σ² Uᵀ, to its numerical rank."""
-    check_rtol(rtol)
+    SHARE.check("rtol", rtol)
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
     top = values[0].clamp_min(0)
@@ -204,18 +119,3 @@ def _roots(gram: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     require(semidefinite, "grams", smallest, "positive semi-definite: blocks φ_s φ_tᵀ")
     rank = int((values > rtol**2 * top).sum())
     return values[:rank].sqrt(), vectors[:, :rank]
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:t]) for t in range(len(sizes))]
-
-
-def _rows(sizes: Sequence[int], kept: Sequence[Tensor]) -> Tensor:
-    """The rows of the joint Gram matrix that belong to remembered samples."""
-    require(0 < len(kept) <= len(sizes), "kept", len(kept), f"for 1 to {len(sizes)} tasks")
-    for j, index in enumerate(kept):
-        valid = index.dim() == 1 and len(index) > 0
-        valid = valid and bool(((index >= 0) & (index < sizes[j])).all())
-        accepted = f"one or more indices from 0 to {sizes[j] - 1}"
-        require(valid, f"kept[{j}]", index.tolist(), accepted)
-    return torch.cat([k + start for k, start in zip(kept, _starts(sizes), strict=False)])

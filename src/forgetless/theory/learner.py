@@ -1,29 +1,28 @@
 """The linearised learner: a model with fixed tangent features that learns one task after another.
 
-f_k(x) = f_{k−1}(x) + φ(x) (ω_k − ω_{k−1}), with φ = ∇_ω f_0 for good.
+f_k(x) = f_{k−1}(x) + φ(x) (ω_k − ω_{k−1}), with φ = ∇_ω f_0 throughout.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
+from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.linalg import float64
-from forgetless.support.errors import require
-from forgetless.support.validation import real
-from forgetless.theory.descent import Descent
-from forgetless.theory.factors import (
+from forgetless.linalg import float64, project_out
+from forgetless.support.errors import TrainingError, require
+from forgetless.support.options import SHARE, real, whole
+from forgetless.theory.projections import EarlierTask, Projection
+from forgetless.theory.svd import (
     RTOL,
     Factors,
     check_finite,
     check_matrix,
-    check_rtol,
     factors,
-    project_rows,
+    overlap,
 )
-from forgetless.theory.projections import Projection, Seen
 
 
 @final
@@ -32,10 +31,10 @@ class LinearTask:
     """One task of the linearised learner.
 
     Attributes:
-        features: φ_k, (n, p): the gradient of every sample's true-class output. In any orthonormal
+        features: φ_k, (n, p), the gradients of the true-class outputs, in any orthonormal
             coordinates, such as those of `coordinates`.
-        targets: y_k, (n,): what that output should be.
-        outputs: f_0(X_k), (n,): what it is at the point of linearisation.
+        targets: y_k, (n,), for those outputs.
+        outputs: f_0(X_k), (n,), at the point of linearisation.
     """
 
     features: Tensor
@@ -51,17 +50,82 @@ class LinearTask:
 
 
 @final
+@dataclass(frozen=True)
+class Descent:
+    """Projected gradient descent to convergence, w ← w − η T ∇L(w): corollary (convergence).
+
+    L(w) = ½ ‖φ w − ỹ‖² + ½ λ ‖w‖², w the change since the previous task, from w = 0. T is fixed
+    during the task and w never leaves its range, so T ∇L(w) = φ̃ᵀ (φ̃ w − ỹ) + λ w.
+
+    Arguments:
+        share: the step is η = share / ‖φ̃ φ̃ᵀ + λ I‖, below the corollary's bound for share < 1.
+        tolerance: stop when ‖T ∇L‖ ≤ tolerance · ‖φ̃‖ ‖ỹ‖. The error of w is at most that over the
+            smallest eigenvalue of φ̃ φ̃ᵀ + λ I.
+        accelerated: Nesterov's momentum, restarted when it points uphill; the same limit in about
+            the square root of the steps.
+        max_steps: raise a TrainingError after so many steps.
+    """
+
+    share: float = 0.99
+    tolerance: float = 1e-13
+    accelerated: bool = True
+    max_steps: int = 500_000
+
+    def __post_init__(self) -> None:
+        SHARE.check("share", self.share)
+        SHARE.check("tolerance", self.tolerance)
+        whole(1).check("max_steps", self.max_steps)
+
+    def solve(
+        self, features: Tensor, residual: Tensor, basis: Tensor, weight_decay: float, rtol: float
+    ) -> Tensor:
+        """ω_k − ω_{k−1}, (p,), by descent on one task.
+
+        Arguments:
+            features: φ_k, (n, p).
+            residual: ỹ_k, (n,).
+            basis: B_{k−1}, (K, p), with T_{k−1} = I − Bᵀ B.
+            weight_decay: λ.
+            rtol: all features count as protected if ‖φ̃‖ ≤ rtol · ‖φ‖.
+        """
+        projected = project_out(features, basis, passes=2)
+        top = matrix_norm(projected, 2)
+        w = previous = features.new_zeros(features.shape[1])
+        if top <= rtol * matrix_norm(features, 2) or not bool(residual.any()):
+            return w
+        step = self.share / (top.square() + weight_decay)
+        enough = self.tolerance * top * vector_norm(residual)
+        transposed = projected.T.contiguous()
+        age = 0  # steps since the momentum was restarted
+        length = torch.inf
+        for _ in range(self.max_steps):
+            ahead = w + age / (age + 3) * (w - previous) if self.accelerated else w
+            gradient = transposed @ (projected @ ahead - residual) + weight_decay * ahead
+            length = vector_norm(gradient)
+            if length <= enough:
+                return project_out(ahead, basis, passes=2)
+            new = ahead - step * gradient
+            age = age + 1 if gradient @ (new - w) <= 0 else 0
+            previous, w = w, new
+        raise TrainingError(
+            f"gradient descent has not converged in {self.max_steps} steps: the projected gradient "
+            f"is {float(length):.2e}, {float(enough):.2e} would do; use weight decay, a larger "
+            "tolerance or the closed form"
+        )
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What the linearised learner did, task by task.
+    """The linearised learner after all tasks.
 
     Attributes:
-        method: which directions it kept still.
+        method: chooses the protected directions.
         weight_decay: λ.
-        rtol: the relative cutoff of all ranks.
+        rtol: relative cutoff of all ranks.
         factors: the SVD of each φ_k.
-        bases: B_{k−1} for each task k, (K, p) each, with T_{k−1} = I − Bᵀ B; that of the first
-            task is empty.
+        bases: B_{k−1} for each task k, (K, p) each, with T_{k−1} = I − Bᵀ B; empty for the first
+            task.
         residuals: ỹ_k = y_k − f_{k−1}(X_k), (n_k,) each.
         steps: ω_k − ω_{k−1}, (T, p).
     """
@@ -105,6 +169,11 @@ class Learned:
         self.check_features(features)
         return float64(features) @ self.steps[source + 1 : target + 1].sum(0)
 
+    def overlap(self, source: int, target: int) -> Tensor:
+        """O^{s→t} with the directions protected when task t starts, (r_s, r_t)."""
+        self.check_pair(source, target)
+        return overlap(self.factors[source], self.factors[target], self.bases[target])
+
     def check_pair(self, source: int, target: int) -> None:
         """Require 0 ≤ source < target < T."""
         accepted = f"two tasks from 0 to {len(self.steps) - 1}, the source before the target"
@@ -112,7 +181,7 @@ class Learned:
         require(valid, "source and target", (source, target), accepted)
 
     def check_features(self, features: Tensor) -> None:
-        """Require features (n, p) with the p of the tasks."""
+        """Require features (n, p) with as many parameters as the tasks."""
         check_matrix("features", features)
         p = self.steps.shape[1]
         require(features.shape[1] == p, "features", tuple(features.shape), f"of shape (n, {p})")
@@ -130,25 +199,25 @@ def learn(
 
     ω_k − ω_{k−1} = φ̃_kᵀ (φ̃_k φ̃_kᵀ + λ I)⁻¹ ỹ_k with φ̃_k = φ_k T_{k−1}, ỹ_k = y_k − f_{k−1}(X_k):
     the minimum of ½ ‖φ̃ w − ỹ‖² + ½ λ ‖w‖². (The paper's proof has no ½ before the first term,
-    from which λ/2 would follow in place of λ.) Weight decay pulls towards ω_{k−1}, not towards 0.
-    λ = 0 is the solution of least norm, with the pseudo-inverse.
+    which would give λ/2 instead of λ.) Weight decay pulls towards ω_{k−1}, not towards 0. λ = 0
+    gives the solution of least norm, by the pseudo-inverse.
 
     Arguments:
-        tasks: T of them, all with the same p.
-        method: the directions that stay fixed: `NoProjection`, `SampleProjection`,
-            `ComponentProjection` or `GradientProjection`.
+        tasks: T tasks with the same p.
+        method: the protected directions: `NoProjection`, `SampleProjection`,
+            `ComponentProjection`, `GradientProjection`, or a `Projection` of your own.
         weight_decay: λ ≥ 0.
         solver: None for the closed form, or gradient descent.
         rtol: singular values at or below rtol times the largest one of φ_k count as zero, in φ_k
-            and in φ̃_k. For features that were computed in float32, 3e-4 is about their noise.
+            and in φ̃_k. Features computed in float32 have noise of about 3e-4.
     """
-    check_rtol(rtol)
+    SHARE.check("rtol", rtol)
     require(len(tasks) > 0, "tasks", "none", "one task or more")
     real(0).check("weight_decay", weight_decay)
     sizes = [task.features.shape[1] for task in tasks]
     require(len(set(sizes)) == 1, "tasks", f"with p = {sizes}", "of one number of parameters p")
 
-    seen: list[Seen] = []
+    seen: list[EarlierTask] = []
     bases, residuals, steps = [], [], []
     weights = float64(tasks[0].features.new_zeros(sizes[0]))
     basis = weights.new_empty(0, sizes[0])
@@ -165,8 +234,8 @@ def learn(
         else:
             step = solver.solve(phi, residual, basis, weight_decay, rtol)
         weights = weights + step
-        seen.append(Seen(decomposed, phi, targets, before))
-        seen = [Seen(s.factors, s.features, s.targets, s.outputs + s.features @ step) for s in seen]
+        seen.append(EarlierTask(decomposed, phi, targets, before))
+        seen = [replace(s, outputs=s.outputs + s.features @ step) for s in seen]
         bases.append(basis)
         residuals.append(residual)
         steps.append(step)
@@ -182,10 +251,9 @@ def learn(
 
 
 def projected_factors(task: Factors, basis: Tensor, rtol: float = RTOL) -> Factors:
-    """The SVD of φ̃ = φ T, T = I − Bᵀ B, to the rank it has at the scale of φ.
+    """The SVD of φ̃ = φ T, T = I − Bᵀ B, to its numerical rank at the scale of φ.
 
-    The cutoff is relative to ‖φ‖, not to ‖φ̃‖: where all of φ is protected, what is left is
-    rounding and not to be divided by.
+    The cutoff is relative to ‖φ‖, not to ‖φ̃‖: if all of φ is protected, φ̃ is rounding.
 
     Arguments:
         task: the SVD of φ, of n samples.
@@ -193,7 +261,7 @@ def projected_factors(task: Factors, basis: Tensor, rtol: float = RTOL) -> Facto
     """
     if len(basis) == 0 or task.rank == 0:
         return task
-    projected = (task.u * task.s) @ project_rows(task.v, basis)
+    projected = (task.u * task.s) @ project_out(task.v, basis, passes=2)
     return factors(projected, rtol=rtol, scale=task.sigma(0))
 
 
@@ -204,4 +272,4 @@ def _closed_form(
     projected = projected_factors(task, basis, rtol)
     gains = projected.s / (projected.s.square() + weight_decay)
     step = (gains * (residual @ projected.u)) @ projected.v
-    return project_rows(step.unsqueeze(0), basis).squeeze(0)
+    return project_out(step, basis, passes=2)

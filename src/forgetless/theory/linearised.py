@@ -1,4 +1,4 @@
-"""The network linearised at its present weights, and how it would train."""
+"""A network linearised at its weights, and its training by SGD."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,38 +13,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetless.linalg import float64, project_out
 from forgetless.support.errors import ConfigError, require
+from forgetless.support.layout import Layout
 from forgetless.tangent import require_one_precision, tangent_features
 from forgetless.tangent.evaluation import call_with, differentiable, without_cudnn
 
 # outputs (n, C), labels (n,) → the mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def widened(rows: Tensor, names: Sequence[str], sizes: Mapping[str, int]) -> Tensor:
-    """Rows over some parameters as rows over all, with zeros for the others: (K, q) → (K, p).
-
-    Arguments:
-        rows: (K, q).
-        names: of those parameters, in the order of the rows' parts.
-        sizes: of all parameters, in the order that is wanted.
-    """
-    own = dict(zip(names, rows.split([sizes[name] for name in names], dim=1), strict=True))
-    parts = [own.get(n, rows.new_zeros(len(rows), size)) for n, size in sizes.items()]
-    return torch.cat(parts, dim=1)
+# a step of SGD and the weights before it, (p,) and (p,) → the step that is taken, (p,)
+StepChange = Callable[[Tensor, Tensor], Tensor]
 
 
 @final
 class TangentModel:
     """f(x; θ₀) + J(x) ω: all outputs of a network, linear in the change ω of its weights.
 
-    Products with the Jacobian J (n·C, p) are by forward and by reverse differentiation. Layers that
-    have no forward derivative are differentiated in reverse, twice or output by output; which way
-    it has to be is found once. The network is taken in eval mode.
+    Products with the Jacobian J (n·C, p) are computed by forward and by reverse differentiation;
+    for layers without a forward derivative by reverse differentiation twice, or output by output.
 
     Arguments:
-        module: the network; it is not changed.
+        module: the network, in eval mode; it is not changed.
         names: the parameters that may move, in the order of ω; by default all that require grad.
-        chunk: samples that go through the network at once when there are many.
+        chunk: samples that go through the network at once.
     """
 
     def __init__(self, module: nn.Module, names: Iterable[str] | None = None, chunk: int = 1024):
@@ -60,7 +49,7 @@ class TangentModel:
             n: t.detach().clone() for n, t in (*parameters.items(), *module.named_buffers())
         }
         require_one_precision(parameters[n] for n in wanted)
-        self.shapes = {n: parameters[n].shape for n in wanted}
+        self.layout = Layout({n: tuple(parameters[n].shape) for n in wanted})
         none = "one of whose parameters none is trained"
         require(bool(wanted), "model", none, "a network to be trained")
         self.theta = torch.cat([self.values[n].flatten() for n in wanted])
@@ -68,20 +57,20 @@ class TangentModel:
 
     @property
     def size(self) -> int:
-        """How many numbers ω has."""
+        """p, the size of ω."""
         return self.theta.numel()
 
     def moved(self, change: Tensor) -> "TangentModel":
         """The same network linearised at θ₀ + change."""
         module = copied(self.module)
-        module.load_state_dict(self._named(self.theta + change), strict=False)
-        model = TangentModel(module, list(self.shapes), self.chunk)
-        model._way = self._way  # what failed here would fail there
+        module.load_state_dict(self.layout.split(self.theta + change), strict=False)
+        model = TangentModel(module, list(self.layout.shapes), self.chunk)
+        model._way = self._way  # the others would fail again
         return model
 
     def run(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """The network itself at weights theta, (n, C), for one batch, differentiable in theta."""
-        return self._run(self._named(theta), inputs)
+        return self._run(self.layout.split(theta), inputs)
 
     def outputs(self, inputs: Tensor, change: Tensor | None = None) -> Tensor:
         """The network itself at θ₀ + change, (n, C)."""
@@ -91,11 +80,11 @@ class TangentModel:
         return torch.cat(parts)
 
     def push(self, inputs: Tensor, change: Tensor) -> Tensor:
-        """J ω: how the outputs move to first order, (p,) → (n, C)."""
+        """J ω: the first-order change of the outputs, (p,) → (n, C)."""
         return torch.cat([self._pushed(x, change) for x in inputs.split(self.chunk)])
 
     def _pushed(self, inputs: Tensor, change: Tensor) -> Tensor:
-        """J ω of one batch, by the first way that all layers allow; others are not tried again."""
+        """J ω of one batch, by the first way that all layers allow, which is remembered."""
         while True:
             try:
                 return _WAYS[self._way](self, inputs, change)
@@ -112,7 +101,7 @@ class TangentModel:
         with torch.no_grad(), forward_ad.dual_level():
             dual = {
                 n: forward_ad.make_dual(self.values[n], t.contiguous())
-                for n, t in self._named(change).items()
+                for n, t in self.layout.split(change).items()
             }
             moved = forward_ad.unpack_dual(self._run(dual, inputs)).tangent
             return torch.zeros_like(self._run({}, inputs)) if moved is None else moved
@@ -122,7 +111,7 @@ class TangentModel:
             return self._forward(inputs, change)
 
     def _twice_in_reverse(self, inputs: Tensor, change: Tensor) -> Tensor:
-        """J ω = ∂⟨Jᵀ u, ω⟩/∂u, for Jᵀ u is linear in u: any u will do."""
+        """J ω = ∂⟨Jᵀ u, ω⟩/∂u at any u, for Jᵀ u is linear in u."""
         with plain_kernels(), torch.enable_grad():
             theta = self.theta.detach().requires_grad_()
             outputs = self.run(theta, inputs)
@@ -130,7 +119,7 @@ class TangentModel:
             u = torch.randn(outputs.shape, generator=generator).to(outputs).requires_grad_()
             pulled = torch.autograd.grad(outputs, theta, u, create_graph=True)[0]
             moved = torch.autograd.grad(pulled, u, change)[0]
-        # A function that is differentiable once drops out in silence: ⟨Jᵀ u, ω⟩ = ⟨u, J ω⟩ tells.
+        # A function without a second derivative drops out silently: check ⟨Jᵀ u, ω⟩ = ⟨u, J ω⟩.
         missed = float(pulled.detach() @ change - (u.detach() * moved).sum())
         eps = torch.finfo(moved.dtype).eps
         rounding = 30 * eps * float(pulled.detach().norm() * change.norm())
@@ -140,7 +129,7 @@ class TangentModel:
 
     def _by_rows(self, inputs: Tensor, change: Tensor) -> Tensor:
         """The rows of J, by one backward pass an output."""
-        phi = tangent_features(self.module, inputs, params=list(self.shapes))
+        phi = tangent_features(self.module, inputs, params=list(self.layout.shapes))
         return (phi @ change).view(len(inputs), -1)
 
     def pull(self, inputs: Tensor, cotangent: Tensor) -> Tensor:
@@ -150,17 +139,13 @@ class TangentModel:
             outputs = self.run(theta, inputs)
         return torch.autograd.grad(outputs, theta, cotangent)[0]
 
-    def _named(self, theta: Tensor) -> dict[str, Tensor]:
-        parts = theta.split([s.numel() for s in self.shapes.values()])
-        return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
-
     def _run(self, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        with differentiable(self.module):  # forwards, too
+        with differentiable(self.module):  # forward derivatives need it as well
             outputs: Tensor = call_with(self.module, {**self.values, **values}, (inputs,))
         return outputs
 
 
-# To J ω, the cheapest first.
+# Ways to compute J ω, the cheapest first.
 _WAYS = (
     TangentModel._forward,
     TangentModel._plainly_forward,
@@ -172,15 +157,16 @@ _WAYS = (
 @final
 @dataclass(frozen=True)
 class SGDRun:
-    """How a task is to be learned by SGD.
+    """One task's training by SGD.
 
     Arguments:
         inputs, labels: the task, (m, *) and (m,).
         loss: mean loss of a batch's outputs.
         batches: indices of the samples of each step.
         lr: learning rate.
-        batch_size: samples of a real step; one with more takes the place of several.
-        basis: V, directions that no step goes along, orthonormal rows (K, p), or None.
+        batch_size: of a real step; a larger batch replaces several steps.
+        basis: V, directions removed from every step, orthonormal rows (K, p), or None.
+        change: how a method changes a step, or None.
     """
 
     inputs: Tensor
@@ -190,14 +176,20 @@ class SGDRun:
     lr: float
     batch_size: int
     basis: Tensor | None = None
+    change: StepChange | None = None
 
     def rate(self, index: Tensor) -> float:
-        """The learning rate of all real steps together that a batch takes the place of."""
+        """The sum of the learning rates of the real steps that a batch replaces."""
         return self.lr * -(-len(index) // self.batch_size)
 
-    def allowed(self, direction: Tensor) -> Tensor:
-        """(I − Vᵀ V) direction, (p,)."""
-        return direction if self.basis is None else project_out(direction, self.basis)
+    def taken(self, step: Tensor, theta: Tensor) -> Tensor:
+        """The step that is taken at weights theta, (I − Vᵀ V) step, (p,)."""
+        if self.change is not None:
+            step = self.change(step, theta)
+            came = tuple(step.shape) if isinstance(step, Tensor) else type(step).__name__
+            accepted = f"a function that returns steps of shape {tuple(theta.shape)}"
+            require(came == tuple(theta.shape), "each of methods", came, accepted)
+        return step if self.basis is None else project_out(step, self.basis)
 
     def cotangent(self, outputs: Tensor, index: Tensor) -> Tensor:
         """∂loss/∂outputs on a batch, (b, C)."""
@@ -207,7 +199,7 @@ class SGDRun:
 
 
 def train_network(model: TangentModel, run: SGDRun) -> Tensor:
-    """Train the network itself; returns how its weights moved, θ − θ₀, (p,)."""
+    """Train the network itself; returns the change of its weights, θ − θ₀, (p,)."""
     theta = model.theta.clone()
     for index in run.batches:
         theta.requires_grad_()
@@ -215,7 +207,8 @@ def train_network(model: TangentModel, run: SGDRun) -> Tensor:
             outputs = model.run(theta, run.inputs[index])
             loss = run.loss(outputs, run.labels[index])
         gradient = torch.autograd.grad(loss, theta)[0]
-        theta = theta.detach() - run.rate(index) * run.allowed(gradient)
+        theta = theta.detach()
+        theta = theta - run.rate(index) * run.taken(gradient, theta)
     return theta - model.theta
 
 
@@ -226,18 +219,19 @@ def train_linearised(model: TangentModel, run: SGDRun) -> Tensor:
     for index in run.batches:
         x = run.inputs[index]
         cotangent = run.cotangent(start[index] + model.push(x, change), index)
-        change = change - run.rate(index) * run.allowed(model.pull(x, cotangent))
+        step = run.taken(model.pull(x, cotangent), model.theta + change)
+        change = change - run.rate(index) * step
     return change
 
 
 def train_by_kernel(model: TangentModel, run: SGDRun) -> Tensor:
-    """The same in function space, for few samples that are seen many times.
+    """The same in function space, for few samples that are used many times.
 
     With ω = (I − Vᵀ V) Jᵀ α the outputs are f + K α, K = J (I − Vᵀ V) Jᵀ (m·C, m·C), and a step
     changes only the α of its batch: α_B ← α_B − lr · ∂loss/∂f_B.
     """
     start = model.outputs(run.inputs)
-    phi = tangent_features(model.module, run.inputs, params=list(model.shapes))
+    phi = tangent_features(model.module, run.inputs, params=list(model.layout.shapes))
     kernel = phi.gram()
     if run.basis is not None:
         along = float64(phi @ run.basis.T)  # J Vᵀ
@@ -249,7 +243,7 @@ def train_by_kernel(model: TangentModel, run: SGDRun) -> Tensor:
         moved = kernel[rows[index].flatten()] @ alpha.flatten()
         cotangent = run.cotangent(start[index] + moved.view_as(start[index]), index)
         alpha[index] -= run.rate(index) * cotangent
-    return run.allowed(phi.T @ alpha.flatten())
+    return run.taken(phi.T @ alpha.flatten(), model.theta)
 
 
 def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> float:
@@ -263,10 +257,10 @@ def curvature(model: TangentModel, inputs: Tensor, iterations: int = 10) -> floa
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy with weights of its own, in eval mode, whose gradients are all dense.
+    """A copy with its own weights, in eval mode, whose gradients are all dense.
 
-    `torch.nn.utils.weight_norm` and others like it leave in the module a weight that they computed,
-    with its graph, and compute it anew in every pass: its value is enough.
+    `torch.nn.utils.weight_norm` and the like store a computed weight with its graph in the module,
+    and compute it again in every pass: copy its value only.
     """
     computed: dict[int, Tensor] = {
         id(value): value.detach().clone()
@@ -281,17 +275,17 @@ def copied(module: nn.Module) -> nn.Module:
         raise ConfigError(f"model must be one that copy.deepcopy can copy: {reason}") from error
     for part in twin.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            part.sparse = False  # all gradients together are one vector
+            part.sparse = False  # gradients become one vector
     return twin.eval()
 
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Attention and recurrent layers by plain operations.
+    """Compute attention and recurrent layers by plain operations.
 
     Their fused kernels have no forward derivative, and some no second one.
     """
-    mkldnn = torch.backends.mkldnn  # whose `flags` warn of other flags
+    mkldnn = torch.backends.mkldnn  # its `flags` warn about other flags
     fast, fused = torch.backends.mha.get_fastpath_enabled(), mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
     mkldnn.enabled = False  # type: ignore[assignment]

@@ -1,8 +1,8 @@
-"""What each method keeps of earlier tasks, as the projection T_{k−1} of the linearised learner.
+"""The directions that methods protect, as the projection T_{k−1} of the linearised learner.
 
 T_{k−1} = I − Bᵀ B, with B the orthonormal rows that a method returns before task k starts. The
-paper writes I − G Gᵀ with the gradients themselves as the columns of G; that is a projection only
-once they are orthonormal, so here they always are.
+paper writes I − G Gᵀ with the gradients themselves as the columns of G, which is a projection only
+if they are orthonormal; here they are orthonormalised.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.validation import whole
-from forgetless.theory.factors import Factors, extend_basis, factors
+from forgetless.support.options import whole
+from forgetless.theory.svd import Factors, extend_basis, factors
 
-# A number of samples for each task, the indices themselves task by task, or all samples.
+# The number of samples of each task, index tensors task by task, or None for all samples.
 Memory = int | Sequence[Tensor] | None
 
 
 @final
 @dataclass(frozen=True)
-class Seen:
-    """A task that was learned before, at the weights with which the next one starts.
+class EarlierTask:
+    """An earlier task, at the weights with which the next one starts.
 
     Attributes:
         factors: the SVD of its features φ_j.
@@ -41,30 +41,30 @@ class Seen:
 
 
 class Projection(Protocol):
-    """A method of the paper, as far as the theory goes: the directions it does not move along."""
+    """A method as the theory sees it: the directions it does not move along."""
 
-    def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
-        """B_{k−1}, (K, p), from B_{k−2} and the tasks before task k, the last of them new."""
+    def extend(self, basis: Tensor, seen: Sequence[EarlierTask], rtol: float) -> Tensor:
+        """B_{k−1}, (K, p), from B_{k−2} and the tasks before task k, of which the last is new."""
 
 
 @final
 @dataclass(frozen=True)
 class NoProjection:
-    """T = I: nothing is kept (theorem "CF for SGD")."""
+    """T = I: plain SGD (theorem "CF for SGD")."""
 
-    def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
+    def extend(self, basis: Tensor, seen: Sequence[EarlierTask], rtol: float) -> Tensor:
         return basis
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class SampleProjection:
-    """Orthogonal to the features φ_j(x) of remembered samples of each earlier task.
+    """OGD: orthogonal to the features φ_j(x) of stored samples of each earlier task.
 
     Arguments:
-        memory: how many samples of each task, drawn without replacement; or one tensor of indices
-            for each task; None is all of them. More than a task has is an error.
-        seed: of the draw; the same seed draws the same samples.
+        memory: number of samples of each task, drawn without replacement; or one tensor of indices
+            for each task; None for all. More than a task has is an error.
+        seed: of the draw.
     """
 
     memory: Memory = None
@@ -73,7 +73,7 @@ class SampleProjection:
     def __post_init__(self) -> None:
         check_memory(self.memory, self.seed)
 
-    def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
+    def extend(self, basis: Tensor, seen: Sequence[EarlierTask], rtol: float) -> Tensor:
         new = seen[-1].features
         kept = remembered(self.memory, self.seed, len(seen) - 1, len(new)).to(new.device)
         return extend_basis(basis, new[kept], rtol)
@@ -82,13 +82,13 @@ class SampleProjection:
 @final
 @dataclass(frozen=True)
 class ComponentProjection:
-    """Orthogonal to the top d right singular vectors of each earlier φ_j (P_{τ,:d} in the paper).
+    """PCA-OGD: orthogonal to the top d right singular vectors of each earlier φ_j (P_{τ,:d}).
 
     Arguments:
-        components: d, at least 1 and at most the samples of a task; None is all. Where the rank
-            is smaller, the rank.
-        centred: take the principal directions of φ_j − mean instead, as the released code does.
-            The corollary (forgetting for PCA-OGD) still holds, its bound by σ_{d+1} does not.
+        components: d, at least 1 and at most the samples of a task, or the rank if that is
+            smaller; None for all.
+        centred: use the principal directions of φ_j − mean instead, as the released code does. The
+            corollary (forgetting for PCA-OGD) still holds, its bound by σ_{d+1} does not.
     """
 
     components: int | None = None
@@ -99,7 +99,7 @@ class ComponentProjection:
         valid = d is None or whole(1).fits(d)
         require(valid, "components", d, f"{whole(1).words}, or None for all")
 
-    def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
+    def extend(self, basis: Tensor, seen: Sequence[EarlierTask], rtol: float) -> Tensor:
         n, task = len(seen[-1].features), len(seen) - 1
         accepted = f"at most the {n} samples of task {task} (counted from 0)"
         require((self.components or 1) <= n, "components", self.components, accepted)
@@ -114,12 +114,12 @@ class ComponentProjection:
 @final
 @dataclass(frozen=True, eq=False)
 class GradientProjection:
-    """Orthogonal to the earlier tasks' mean loss gradients (corollary "CF for GEM-NT").
+    """GEM-NT: orthogonal to the earlier tasks' mean loss gradients (corollary "CF for GEM-NT").
 
-    g_j = 1/m Σ φ_j(x)ᵀ (f_{k−1}(x) − y) over the m remembered samples x of task j, for the squared
-    loss ½ (f − y)² without weight decay, at the weights with which task k starts: the corollary
-    needs a T_{k−1} that stays as it is during the task. A gradient that is rounding, as of a task
-    just learned to zero loss, constrains nothing.
+    g_j = 1/m Σ φ_j(x)ᵀ (f_{k−1}(x) − y) over the m stored samples x of task j, for the squared loss
+    ½ (f − y)² without weight decay, at the weights with which task k starts: the corollary needs a
+    T_{k−1} that is constant during the task. A gradient that is rounding, such as of a task just
+    learned to zero loss, constrains nothing.
 
     Arguments:
         memory, seed: the samples, as for `SampleProjection`.
@@ -131,14 +131,14 @@ class GradientProjection:
     def __post_init__(self) -> None:
         check_memory(self.memory, self.seed)
 
-    def extend(self, basis: Tensor, seen: Sequence[Seen], rtol: float) -> Tensor:
+    def extend(self, basis: Tensor, seen: Sequence[EarlierTask], rtol: float) -> Tensor:
         gradients = []
         for task, past in enumerate(seen):
             kept = remembered(self.memory, self.seed, task, len(past.features))
             kept = kept.to(past.features.device)
             phi, residual = past.features[kept], (past.outputs - past.targets)[kept]
             gradient = residual @ phi / len(kept)
-            # The length it would have if nothing in it cancelled.
+            # Its length if no terms cancelled.
             terms = past.outputs[kept].abs() + past.targets[kept].abs()
             uncancelled = terms @ vector_norm(phi, dim=1) / len(kept)
             if vector_norm(gradient) > rtol * uncancelled:
@@ -149,13 +149,13 @@ class GradientProjection:
 
 
 def remembered(memory: Memory, seed: int, task: int, n: int) -> Tensor:
-    """The indices of the samples of a task that are remembered, (m,).
+    """The indices of a task's stored samples, (m,).
 
     Arguments:
         memory: as for `SampleProjection`.
-        seed: of the draw, which depends on nothing but seed, task, m and n.
-        task: the task's number, from 0.
-        n: how many samples it has.
+        seed: of the draw, which depends on seed, task, m and n alone.
+        task: from 0.
+        n: the task's number of samples.
     """
     if memory is None:
         return torch.arange(n)
@@ -172,7 +172,7 @@ def remembered(memory: Memory, seed: int, task: int, n: int) -> Tensor:
 
 
 def check_memory(memory: Memory, seed: int) -> None:
-    """Require a memory of at least one sample, and a seed that can be used."""
+    """Require a memory of at least one sample and a valid seed."""
     whole(0).check("seed", seed)
     if isinstance(memory, bool | str | Tensor) or not isinstance(memory, int | Sequence | None):
         raise ConfigError(f"memory must be a whole number, index tensors or None, not {memory!r}")

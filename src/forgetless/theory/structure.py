@@ -1,18 +1,14 @@
-"""Structure of the tangent kernel: explained variance, change over training, drop and overlap."""
+"""Structure of the tangent kernel: explained variance, and change over training."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from forgetless.linalg import float64
 from forgetless.support.errors import require
-from forgetless.theory.factors import check_finite, check_matrix
-from forgetless.theory.overlap import overlap_spectrum
+from forgetless.theory.svd import check_matrix
 
 
 def explained_variance(gram: Tensor, *, centred: bool = False) -> Tensor:
@@ -37,7 +33,7 @@ def explained_variance(gram: Tensor, *, centred: bool = False) -> Tensor:
 
 
 def explained_at(gram: Tensor, counts: Sequence[int], *, centred: bool = False) -> Tensor:
-    """The explained variance with so many components each, (len(counts),); see above.
+    """The explained variance at some numbers of components, (len(counts),).
 
     Arguments:
         gram: φ φᵀ, (n, n).
@@ -50,9 +46,9 @@ def explained_at(gram: Tensor, counts: Sequence[int], *, centred: bool = False) 
 
 
 def kernel_change(before: Tensor, after: Tensor) -> float:
-    """‖K' − K‖ / ‖K‖ in the Frobenius norm: how much the tangent kernel moved while training.
+    """‖K' − K‖ / ‖K‖ in the Frobenius norm: the relative change of the tangent kernel in training.
 
-    0 is the constant kernel that the theory assumes (appendix "NTK changes").
+    The theory assumes a constant kernel, 0 (appendix "NTK changes").
 
     Arguments:
         before, after: φ φᵀ on the same samples, (n, n) each.
@@ -69,72 +65,6 @@ def kernel_alignment(before: Tensor, after: Tensor) -> float:
     """
     before, after = _pair(before, after)
     return float((before * after).sum() / (before.norm() * after.norm()))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class OverlapDrop:
-    """One method's point in the figure "drop in performance … the maximum eigenvalue".
-
-    Attributes:
-        method: its name.
-        overlap: the largest singular value of O^{s→t}, (S,), one for each seed.
-        drop: accuracy on s after learning s minus that after learning t, (S,).
-    """
-
-    method: str
-    overlap: NDArray[np.float64]
-    drop: NDArray[np.float64]
-
-
-def drop_against_overlap(
-    overlaps: Mapping[str, Sequence[Tensor]],
-    accuracies: Mapping[str, ArrayLike],
-    *,
-    source: int = 0,
-    target: int | None = None,
-) -> list[OverlapDrop]:
-    """Largest singular value of O^{s→t} and drop in accuracy of each method, least overlap first.
-
-    Arguments:
-        overlaps: for each method the overlap matrices O^{s→t} of its S seeds.
-        accuracies: for each method (S, T, T) or, for one seed, (T, T): [after task, on task].
-        source, target: s < t, from 0; the first and the last task unless told.
-    """
-    names = sorted(overlaps)
-    require(names == sorted(accuracies), "accuracies", sorted(accuracies), f"of {names}")
-    points = []
-    for name in names:
-        matrix = np.asarray(accuracies[name], float)
-        matrix = matrix[None] if matrix.ndim == 2 else matrix
-        square = matrix.ndim == 3 and matrix.shape[1] == matrix.shape[2]
-        require(square, f"accuracies[{name!r}]", matrix.shape, "of shape (S, T, T)")
-        tasks = matrix.shape[1]
-        last = tasks - 1 if target is None else target
-        accepted = f"two tasks from 0 to {tasks - 1}, the source before the target"
-        require(0 <= source < last < tasks, "source and target", (source, last), accepted)
-        seeds = len(overlaps[name])
-        require(
-            seeds == len(matrix) and seeds > 0,
-            f"overlaps[{name!r}]",
-            f"{seeds} matrices",
-            f"one for each of the {len(matrix)} seeds",
-        )
-        drop = matrix[:, source, source] - matrix[:, last, source]
-        measured = bool(np.isfinite(drop).all())
-        require(measured, f"accuracies[{name!r}]", "NaN", "measured at the source and the target")
-        points.append(OverlapDrop(name, _largest(name, overlaps[name]), drop))
-    return sorted(points, key=lambda point: float(point.overlap.mean()))
-
-
-def _largest(name: str, overlaps: Sequence[Tensor]) -> NDArray[np.float64]:
-    largest = []
-    for matrix in overlaps:
-        check_finite(f"overlaps[{name!r}]", matrix)
-        require(matrix.dim() == 2, f"overlaps[{name!r}]", tuple(matrix.shape), "matrices")
-        spectrum = overlap_spectrum(float64(matrix).detach())
-        largest.append(float(spectrum[0]) if len(spectrum) else 0.0)
-    return np.array(largest)
 
 
 def _pair(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

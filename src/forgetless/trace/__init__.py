@@ -1,6 +1,9 @@
 """What a run leaves on disk: its trace, metrics on it, checkpoints and cached results."""
 
+from forgetless.trace.experiment import INCIDENTAL, differences, same_experiment
+from forgetless.trace.status import JOBS, RunStatus, is_complete, run_status
 from forgetless.trace.trace import (
+    Keep,
     Metric,
     Trace,
     is_trace,
@@ -12,12 +15,20 @@ from forgetless.trace.trace import (
 )
 
 __all__ = [
+    "INCIDENTAL",
+    "JOBS",
+    "Keep",
     "Metric",
+    "RunStatus",
     "Trace",
+    "differences",
+    "is_complete",
     "is_trace",
     "load_trace",
     "make_room",
     "merged_seeds",
     "nulls",
     "remove_unfinished",
+    "run_status",
+    "same_experiment",
 ]

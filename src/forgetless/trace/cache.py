@@ -1,4 +1,4 @@
-"""What is worked out of a trace is kept beside it, and forgotten when the trace is another one."""
+"""Results cached next to a trace, invalid once it changes."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ from forgetless.support.files import write_atomically
 
 
 def read_beside(folder: Path, name: str, made_as: object) -> Any:
-    """What was kept under a name beside the trace in a folder; None if there is nothing of use.
+    """A cached result; None if there is none, or an outdated or damaged one.
 
     Arguments:
-        folder: with a trace.
-        name: of what was kept.
+        folder: the trace's.
+        name: the result's name.
         made_as: a version, or whatever else must be as it was then.
     """
     try:
@@ -21,11 +21,11 @@ def read_beside(folder: Path, name: str, made_as: object) -> Any:
         fits = record["format"] == made_as and record["of"] == _fingerprint(folder)
         return record["content"] if fits else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None  # not there, or damaged: it can be made again
+        return None
 
 
 def write_beside(folder: Path, name: str, made_as: object, content: object) -> None:
-    """Keep what JSON can hold."""
+    """Cache a result that JSON can hold."""
     record = {"format": made_as, "of": _fingerprint(folder), "content": content}
     text = json.dumps(record)
     write_atomically(_file(folder, name), lambda file: file.write_text(text, "utf-8"))

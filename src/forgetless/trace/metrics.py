@@ -1,7 +1,7 @@
-"""What was forgotten, as functions of the accuracy matrix alone.
+"""Metrics of forgetting: functions of the accuracy matrix alone.
 
-`accuracy` is (*, T, T): accuracy[..., t, s] on task s after learning task t, NaN where it was not
-measured. A run that stopped early counts up to the last task that it learned.
+`accuracy` is (*, T, T): accuracy[..., t, s] on task s after learning task t, NaN if not measured. A
+run that stopped early counts up to the last task that it learned.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def backward_transfer(accuracy: ArrayLike) -> Array:
 
 
 def forward_transfer(accuracy: ArrayLike, baseline: ArrayLike = 0.0) -> Array:
-    """FWT = 1/(T−1) Σ_{s>1} (a[s−1, s] − b[s]); NaN where tasks were not measured beforehand.
+    """FWT = 1/(T−1) Σ_{s>1} (a[s−1, s] − b[s]); NaN without `evaluate="all"`.
 
     Arguments:
         accuracy: (*, T, T).

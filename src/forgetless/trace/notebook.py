@@ -1,12 +1,12 @@
-"""How results show themselves in a notebook: small tables of HTML with nothing to load."""
+"""Results in a notebook: small HTML tables without anything to load."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 
-_MOST_TASKS = 20  # beyond, a matrix of cells is no longer looked at
+_MOST_TASKS = 20  # a larger matrix is not shown
 _CELL = "padding:.15em .45em;text-align:right;border:0"
-# Anchors of the viridis scale, from dark to bright; as a table, no drawing library is needed.
+# Anchors of the viridis scale, from dark to bright, so that no drawing library is imported.
 _COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 
 Matrix = Sequence[Sequence[float]]
@@ -40,7 +40,7 @@ def comparison_html(
 
 
 def _matrix(matrix: Matrix) -> str:
-    """Accuracy after a task (rows) on a task (columns), percent, coloured."""
+    """A coloured table of accuracy in percent after a task (rows) on a task (columns)."""
     if len(matrix) > _MOST_TASKS:
         return ""
     known = [value for row in matrix for value in row if math.isfinite(value)]

@@ -1,8 +1,8 @@
-"""A trace: what one run leaves behind, and all that analysis and reports ever read.
+"""A trace: the record of one run, and all that analysis and reports read of it.
 
-A folder of plain files, without pickle: `trace.json` (configuration, versions, timings, accuracy
-matrix), and for every seed `seed-N/task-TT.safetensors` (weights after a task) and
-`seed-N/memory.safetensors` (what the method remembers at the end).
+It is a folder of plain files, without pickle: `trace.json` (configuration, versions, timings,
+accuracy matrix), and for each seed `seed-N/task-TT.safetensors` (the weights after a task) and
+`seed-N/memory.safetensors` (the method's state at the end).
 """
 
 import json
@@ -26,8 +26,10 @@ from forgetless.trace.notebook import trace_html
 
 FORMAT = 1
 _FILE = "trace.json"
+_STRUCTURE = "structure"  # in a state's file: how it is built, no part of its size
 _TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+Keep = Literal["all", "weights", "nothing"]
 Status = Literal["running", "complete", "interrupted", "failed"]
 
 
@@ -41,11 +43,14 @@ class Trace:
         seeds: the S seeds.
         tasks: the names of the T tasks.
         accuracy: (S, T, T) in percent, [seed, after task, on task]; NaN where not evaluated.
-        config: every setting of the run.
-        versions: of the program and what it ran on.
-        timings: seconds, in all and for each part.
-        status: "complete", or what else became of the run.
-        path: its folder, or None while it is only in memory.
+        config: the settings that the run uses, by name; see `forgetless.trace.experiment`.
+        versions: of the program, its libraries and the device.
+        timings: seconds, `total` and for each part.
+        status: "complete", or how the run ended.
+        path: its folder, or None for a trace in memory.
+        fingerprint: checksums of the parts of the experiment: scenario, data (one for each task
+            learned), model, start, method, training.
+        outcome: results of settings: the `storage` that a budget chose, whether it `diverged`.
     """
 
     scenario: str
@@ -58,6 +63,8 @@ class Trace:
     timings: dict[str, float] = field(default_factory=dict)
     status: Status = "running"
     path: Path | None = None
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    outcome: dict[str, Any] = field(default_factory=dict)
     _tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
@@ -65,11 +72,17 @@ class Trace:
         """Which seeds have learned all tasks, (S,)."""
         return np.isfinite(self.accuracy[:, -1, -1])
 
+    @property
+    def measured_on(self) -> str:
+        """Whether accuracies are those on "test" or on held-out "validation" images."""
+        held_out = self.config.get("validation_per_class") or self.config.get("measured_on")
+        return "validation" if held_out not in (None, 0, "test") else "test"
+
     def per_seed(self, metric: Metric) -> NDArray[np.float64]:
         """A metric of the accuracy matrix for each seed, (S,).
 
-        A seed that was stopped early counts for the tasks it learned, or not at all (NaN) where
-        others have learned them all.
+        A seed that was stopped early counts with the tasks that it learned, or not at all (NaN) if
+        other seeds learned all tasks.
         """
         values = np.array([float(metric(matrix)) for matrix in self.accuracy])
         if self.finished.any():
@@ -78,40 +91,38 @@ class Trace:
 
     def weights(self, seed: int, task: int) -> dict[str, Tensor]:
         """The network's `state_dict` after learning a task (from 0)."""
-        return self._read(_weights_file(seed, task))
+        return self._read(weights_file(seed, task))
 
     def memory(self, seed: int) -> dict[str, Tensor]:
-        """What the method remembered at the end; empty for a method without memory."""
+        """The method's state at the end, by the path in it; empty for a method without one."""
         return self._read(_memory_file(seed))
 
     def memory_bytes(self, seed: int) -> int | None:
-        """What the method remembered at the end takes in bytes; None where it was not kept."""
-        name = _memory_file(seed)
-        if name in self._tensors:
-            return sum(t.numel() * t.element_size() for t in self._tensors[name].values())
-        file = None if self.path is None else self.path / name
-        if file is None or not file.is_file():
+        """The bytes of the method's state at the end; None if the trace does not have it."""
+        try:
+            tensors = self.memory(seed)  # mapped from the file, not loaded
+        except TraceError:
             return None
-        with file.open("rb") as opened:  # eight bytes say how long the header is; then the numbers
-            header = int.from_bytes(opened.read(8), "little")
-        return max(0, file.stat().st_size - 8 - header)
+        return sum(tensor.nbytes for name, tensor in tensors.items() if name != _STRUCTURE)
 
     def summary(self) -> dict[str, Any]:
-        """The result in the words of the command line's `--json`."""
+        """The result as the command line's `--json` prints it."""
         return {
             "scenario": self.scenario,
             "method": self.method,
             "seeds": list(self.seeds),
             "average_accuracy": _spread(self.per_seed(metrics.average_accuracy)),
             "forgetting": _spread(self.per_seed(metrics.forgetting)),
+            "measured_on": self.measured_on,
             "accuracy": nulls(self.accuracy.tolist()),
             "seconds": self.timings.get("total", 0.0),
             "config": self.config,
+            "outcome": self.outcome,
             "out": None if self.path is None else str(self.path),
         }
 
     def _repr_html_(self) -> str:
-        """How the run shows itself in a notebook."""
+        """The run as a small table in a notebook."""
         metric_names = {"A_T": metrics.average_accuracy, "F_T": metrics.forgetting}
         spreads = {name: _spread(self.per_seed(m)) for name, m in metric_names.items()}
         facts = [
@@ -125,7 +136,7 @@ class Trace:
         return trace_html(title, facts, rows.mean(0).tolist())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole trace to a folder; from then on it lives there."""
+        """Write the whole trace to a folder, which is its folder from then on."""
         if self.path is not None:
             files = (f for pattern in _TENSOR_FILES for f in self.path.glob(pattern))
             names = [f.relative_to(self.path).as_posix() for f in files]
@@ -137,7 +148,7 @@ class Trace:
         self.save_record()
 
     def save_record(self) -> None:
-        """Write `trace.json` anew, if the trace has a folder."""
+        """Write `trace.json`, if the trace has a folder."""
         if self.path is None:
             return
         record = self.summary()
@@ -146,6 +157,7 @@ class Trace:
             "format": FORMAT,
             "tasks": list(self.tasks),
             "status": self.status,
+            "fingerprint": self.fingerprint,
             "timings": self.timings,
             "versions": self.versions,
         }
@@ -154,14 +166,14 @@ class Trace:
 
     def keep_weights(self, seed: int, task: int, tensors: Mapping[str, Tensor]) -> None:
         """Store the weights of a seed after a task."""
-        self._keep(_weights_file(seed, task), tensors)
+        self._keep(weights_file(seed, task), tensors)
 
     def keep_memory(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
-        """Store what the method remembers for a seed."""
+        """Store the method's state for a seed."""
         self._keep(_memory_file(seed), tensors)
 
     def _keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        # A copy: the run goes on changing its weights, and views would keep all seeds alive.
+        # A copy: training changes the weights, and a view would keep all seeds' tensors alive.
         own = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
         if self.path is None:
             self._tensors[name] = own
@@ -178,14 +190,15 @@ class Trace:
             return dict(self._tensors[name])
         file = None if self.path is None else self.path / name
         if file is None or not file.is_file():
-            raise TraceError(f"the trace has no {name}; it keeps what the run was told to keep")
+            raise TraceError(f"the trace has no {name}: the run was told not to keep it")
         try:
             return dict(load_file(file))
         except (OSError, SafetensorError) as error:
             raise TraceError(f"{file} cannot be read: {error}") from error
 
 
-def _weights_file(seed: int, task: int) -> str:
+def weights_file(seed: int, task: int) -> str:
+    """The file of a seed's weights after a task (from 0), in the folder of its trace."""
     return f"seed-{seed}/task-{task + 1:02d}.safetensors"
 
 
@@ -199,7 +212,7 @@ def is_trace(folder: Path) -> bool:
 
 
 def make_room(folder: Path, *, overwrite: bool) -> None:
-    """Make a folder ready for a trace: one that it holds is removed if asked, and nothing else."""
+    """Prepare a folder for a trace; a trace in it is removed if `overwrite`, other files never."""
     remove_unfinished(folder)
     if not is_trace(folder):
         return
@@ -213,7 +226,7 @@ def make_room(folder: Path, *, overwrite: bool) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed has left half written."""
+    """Remove the temporary files of a process that was killed."""
     for pattern in (f".{_FILE}.*", "seed-*/.*"):
         for file in folder.glob(pattern):
             file.unlink(missing_ok=True)
@@ -240,6 +253,8 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
             tasks=tasks,
             accuracy=accuracy,
             config=dict(record["config"]),
+            fingerprint=dict(record.get("fingerprint", {})),
+            outcome=dict(record.get("outcome", {})),
             versions=dict(record["versions"]),
             timings=dict(record["timings"]),
             status=record["status"],
@@ -254,7 +269,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def merged_seeds(parts: Sequence[Trace]) -> Trace:
-    """One trace in memory from several of the same run with different seeds."""
+    """One trace in memory from several of the same run with other seeds."""
     if len(parts) == 1:
         return parts[0]
     names = sorted({name for part in parts for name in part.timings})
@@ -281,12 +296,12 @@ def _spread(values: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy or torch number as a Python one, anything else in words."""
+    """A NumPy or torch number as a Python one, other values as text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
 def nulls(value: Any) -> Any:
-    """None in the place of NaN and infinities, as JSON wants it."""
+    """The value with None in place of NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {key: nulls(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

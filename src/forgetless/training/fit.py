@@ -1,10 +1,8 @@
 """Train a model on a sequence of tasks: scenario × model × method × seeds → trace."""
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -15,21 +13,22 @@ import torch
 from forgetless.data import Scenario
 from forgetless.methods import Method
 from forgetless.subspace import Storage
-from forgetless.subspace.footprint import is_shortage
 from forgetless.support import signals
-from forgetless.support.errors import ConfigError, TraceError, require
+from forgetless.support.errors import ConfigError, require
+from forgetless.support.options import real
 from forgetless.support.provenance import versions
-from forgetless.support.streams import global_stream
-from forgetless.support.validation import real
-from forgetless.trace import Trace, make_room, remove_unfinished
-from forgetless.trace.checkpoint import FolderLock
+from forgetless.trace import Keep, Trace
+from forgetless.trace.lock import FolderLock
 from forgetless.training.build import ModelSource, make_learner, make_model, seed_groups
+from forgetless.training.description import describe
 from forgetless.training.learner import Learner
-from forgetless.training.loop import Course, Keep
+from forgetless.training.loop import TrainingRun
+from forgetless.training.models import ModelFactory, ModelOptions
 from forgetless.training.resume.saving import Saver
 from forgetless.training.settings import Observer, Training
+from forgetless.training.threads import Threads
 
-__all__ = ["Keep", "ModelSource", "fit", "make_learner", "resolve_device"]
+__all__ = ["ModelSource", "fit", "make_learner", "resolve_device"]
 
 
 def fit(
@@ -46,37 +45,39 @@ def fit(
     keep: Keep = "all",
     checkpoint_every: float = 5.0,
     on_checkpoint: Callable[[], None] | None = None,
-    config: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    threads: int | None = None,
 ) -> Trace:
-    """Learn the tasks of a scenario one after another and measure what was forgotten.
+    """Train on the tasks of a scenario one after another and measure forgetting.
 
     Arguments:
         scenario: the tasks.
-        method: what is done against forgetting.
+        method: the method against forgetting.
         model: a function that makes a fresh network (called once for each seed), or a network
             whose weights all seeds start from; by default an MLP with 100 hidden units.
-        seeds: how many (0, 1, …), or which ones. A seed decides initial weights, batches, samples
-            that are remembered and pixel orders; its result does not depend on the others.
+        seeds: how many (0, 1, …), or which ones. A seed decides initial weights, batches, stored
+            samples and pixel orders; its result does not depend on the others.
         training: epochs, batch size, learning rate, …
-        device: "cpu", "cuda", …; "auto" takes a GPU if there is one.
-        heads: where tasks have outputs of their own, what the names of the last layer's parameters
-            start with; by default "head", or else the last layer that has parameters.
-        out: folder for the trace, written after every task; None keeps it in memory. If it holds
-            an unfinished run with the same settings, that run goes on.
-        overwrite: replace a trace that `out` holds already; otherwise it is refused.
+        device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
+        heads: where tasks have outputs of their own, prefixes of the names of the last layer's
+            parameters; by default "head", or else the last layer that has parameters.
+        out: folder for the trace, written after every task; None keeps it in memory. An unfinished
+            run with the same settings in it is resumed.
+        overwrite: replace a trace in `out`; otherwise it is rejected.
         keep: "all" (weights after each task and the method's memory), "weights", or "nothing".
-        checkpoint_every: minutes after which all that is needed to go on is saved within a task,
-            besides after each task; 0 for never.
-        on_checkpoint: called when that is written, to copy it elsewhere.
-        config: settings to note in the trace instead of those given here.
+        checkpoint_every: minutes between checkpoints within a task, besides those after each task;
+            0 for never.
+        on_checkpoint: called when a checkpoint is written, to copy it elsewhere.
         observer: called with the progress.
+        threads: of torch on a CPU, which gets its own number back; by default what the environment
+            variable FORGETLESS_THREADS says, or as few as the network is small.
 
     Returns:
-        the trace, complete. When interrupted, the trace in `out` holds what was finished, and the
-        same call goes on from the latest checkpoint to the very result it would have had.
+        the complete trace. After an interruption the trace in `out` holds the finished tasks, and
+        the same call resumes from the latest checkpoint, to the same result bit for bit.
     """
     _check_kinds(scenario, method, training)
+    scenario.check()
     training = training or Training()
     try:
         chosen = tuple(map(index, seeds if isinstance(seeds, Iterable) else range(index(seeds))))
@@ -90,92 +91,51 @@ def fit(
     require(minutes, "checkpoint_every", checkpoint_every, "a number of minutes, 0 for never")
     require(keep in ("all", "weights", "nothing"), "keep", keep, "all, weights or nothing")
     where = resolve_device(device)
+    workers = Threads(where, threads)
     shape = (len(chosen), scenario.n_tasks, scenario.n_tasks)
+    if model is None:
+        model = ModelFactory(ModelOptions(), scenario.input_shape, scenario.n_outputs)
+    module = make_model(model, chosen[0])
+    described, fingerprint = describe(scenario, method, model, module, training, heads)
     trace = Trace(
         scenario=scenario.name,
         method=method.name,
         seeds=chosen,
         tasks=tuple(f"task {t + 1}" for t in range(scenario.n_tasks)),
         accuracy=np.full(shape, np.nan),
-        config=dict(config) if config is not None else _describe(method, training),
+        config=described,
+        fingerprint=fingerprint,
         versions=versions(where),
         timings=dict.fromkeys(("total", "training", "consolidation", "evaluation"), 0.0),
         path=None if out is None else Path(out),
     )
-    groups = seed_groups(chosen, training, where, make_model(model, scenario, chosen[0]))
-    settings = {
-        "scenario": trace.scenario,
-        "method": trace.method,
-        "seeds": chosen,
-        "tasks": scenario.n_tasks,
-        "keep": keep,
-        "config": trace.config,
-    }
-    saver = Saver(trace, method, settings, checkpoint_every, on_checkpoint, groups)
-    make = partial(make_learner, scenario, method, model, heads=heads, training=training)
-    course = Course(scenario, training, trace, keep, saver, observer)
+    groups = seed_groups(chosen, training, where, module)
+    settings = {**trace.config, "seeds": chosen, "keep": keep}
+    saver = Saver(trace, settings, checkpoint_every, on_checkpoint, groups)
+
+    def make(seeds: Sequence[int], storage: Storage | None) -> Learner:
+        return make_learner(scenario, method, model, seeds, training, heads, where, storage)
+
     with ExitStack() as stack:
         if trace.path is not None:
             stack.enter_context(FolderLock(trace.path))
         if saver.active:
             stack.enter_context(signals.watched(signal.SIGINT))
             stack.enter_context(signals.deferred())
-        _follow(
-            course, lambda seeds, storage: make(seeds, device=where, storage=storage), overwrite
-        )
+        stack.enter_context(workers.use())
+        run = TrainingRun(scenario, training, trace, keep, saver, observer, make, workers)
+        run.start(overwrite=overwrite)
     return trace
 
 
-def _follow(
-    course: Course,
-    make: Callable[[Sequence[int], Storage | None], Learner],
-    overwrite: bool,
-) -> None:
-    """All groups of seeds, from the beginning or from where the run in the folder was stopped."""
-    trace, saver = course.trace, course.saver
-    saved = None if overwrite else saver.load()
-    storage = None if saved is None else saved.storage
-    learner: Learner | None = None
-    try:
-        for number in range(0 if saved is None else saved.position.group, len(course.groups)):
-            learner = None  # what it remembered is let go before the next one is made
-            learner = make(course.groups[number], storage)
-            if saved is None and number == 0:
-                storage = course.within_budget(learner)
-                if trace.path is not None:
-                    make_room(trace.path, overwrite=overwrite)
-                    saver.remove()
-            elif trace.path is not None:
-                remove_unfinished(trace.path)
-            with global_stream(learner.seeds[0], "training"):
-                course.learn(learner, number, saved)
-            saved = None
-        trace.status = "complete"
-        trace.save_record()
-        saver.remove()
-    except BaseException as error:
-        trace.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        if np.isfinite(trace.accuracy).any():
-            with suppress(TraceError):  # of what stopped the run the first reason is the one
-                trace.save_record()
-        if is_shortage(error) and learner is not None:
-            raise course.shortage(error, learner) from error
-        raise
-
-
 def _check_kinds(scenario: Any, method: Any, training: Any) -> None:
-    """Refuse names and classes in the place of what they stand for."""
+    """Reject names and classes given instead of objects."""
     tasks = isinstance(scenario, Scenario)
     require(tasks, "scenario", scenario, "a Scenario, such as scenario('rotated-digits')")
     made = isinstance(method, Method)
     require(made, "method", method, "a method with its settings, such as SGD() or PCAOGD()")
     known = training is None or isinstance(training, Training)
     require(known, "training", training, "a Training, such as Training(epochs=5)")
-
-
-def _describe(method: Method[Any], training: Training) -> dict[str, Any]:
-    hyperparameters: dict[str, Any] = asdict(method)  # type: ignore[call-overload]
-    return {"method": hyperparameters, "training": asdict(training)}
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -1,70 +1,72 @@
-"""One group of seeds learning task after task: the training step, and nothing around it."""
+"""One group of seeds learning task after task: the training step."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from forgetless.data import Scenario, Split
-from forgetless.methods import Method, Samples, State
-from forgetless.methods.orthogonal import Orthogonal
-from forgetless.subspace import DENSE, FactoredSubspace, Storage
+from forgetless.methods import Method, Samples
+from forgetless.methods.state import check_state, consolidated, take_step
+from forgetless.subspace import DENSE, Storage
+from forgetless.support.errors import TrainingError
 from forgetless.support.streams import stream
-from forgetless.training.divergence import FiniteWatch
-from forgetless.training.fast.frozen import Front
-from forgetless.training.fast.recording import Recording
+from forgetless.training.augmentation import augmented
+from forgetless.training.fast import Recorder
+from forgetless.training.held_out import HeldOut, part_held_out
 from forgetless.training.network import Network
-from forgetless.training.view import Draws, LearnedTask, MemoryGradient, batch_of, choose, sent
+from forgetless.training.optimizers import TorchOptimizer, schedule_factor
+from forgetless.training.sampling import Sampler, batch_of, choose, to_device
+from forgetless.training.settings import Training
+from forgetless.training.view import FitView, LearnedTask
 
 # Test samples of all seeds together that go through the network at once; on a GPU as many as
 # have so many numbers.
 _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
-# Training steps in a recording at most: so many that starting it takes no time beside running it.
-_RECORDED_STEPS = 8
-# Notes on whether weights are finite that may wait, over epochs, for someone to look at them.
-_UNSEEN = 256
-# By samples in a step, steps, and whether the network is in training mode.
-Recordings = dict[tuple[int, int, bool], Recording]
+# Notes on whether weights are finite that may wait, over epochs, until they are checked.
+_UNCHECKED = 256
 
 
 @final
 @dataclass
-class Place:
-    """Where in the training on a task a learner is.
+class TaskProgress:
+    """How much of the training on a task is done.
 
     Arguments:
         first_step: of the task, counted over the whole run.
-        epochs: that are done.
-        batches: of the epoch after them that are done.
+        epochs: finished epochs.
+        batches: finished batches of the epoch after them.
         order: of that epoch's samples, (S, n); None until it is drawn.
+        held_out: the loss on held-out samples, where training depends on it.
     """
 
     first_step: int
     epochs: int = 0
     batches: int = 0
     order: Tensor | None = None
+    held_out: HeldOut = field(default_factory=HeldOut)
 
 
 @final
 class Learner:
-    """A network with S sets of weights, and a method that watches over them.
+    """A network with S sets of weights, and the method that trains it.
 
     Arguments:
         network: the network.
-        method: what is done against forgetting.
+        method: the method against forgetting.
         scenario: where the tasks come from.
         seeds: the S seeds.
-        batch_size: samples in a step.
-        lr: learning rate.
-        eval_mode_after: the step of the whole run from which on the network is in eval mode while
-            it trains, so that batch norm stays fixed; 0 for never.
-        storage: how the method keeps directions.
+        training: batch size, learning rate, optimizer, …
+        storage: how the method stores directions.
+        budget: the most bytes of directions whose need is not known beforehand; None for any.
+
+    Attributes:
+        optimizer: the present task's; None for plain SGD.
     """
 
     def __init__(
@@ -73,215 +75,185 @@ class Learner:
         method: Method[Any],
         scenario: Scenario,
         seeds: Sequence[int],
-        *,
-        batch_size: int,
-        lr: float,
-        eval_mode_after: int,
+        training: Training,
         storage: Storage = DENSE,
+        budget: int | None = None,
     ) -> None:
         self.network = network
         self.method = method
         self.seeds = tuple(seeds)
-        self.batch_size = int(batch_size)  # NumPy's are none to torch
-        self.lr = lr
-        self.eval_mode_after = eval_mode_after
-        self.state: State = method.init(self._protected(), storage)
-        self.steps = 0
-        self.remembers = False  # anything at all
-        self.storage = storage
-        self.place: Place | None = None
-        remedies = [f"a smaller learning rate than {lr:g}", method.steadied_by]
+        self.training = training
+        self.budget = budget
+        self.steps = 0  # of the whole run
+        self.progress: TaskProgress | None = None
+        self.optimizer: TorchOptimizer | None = None
+        remedies = [f"a smaller learning rate than {training.lr:g}", method.steadied_by]
         self.watch = FiniteWatch(self.seeds, [remedy for remedy in remedies if remedy])
-        self._needs_neighbours = any(isinstance(m, _BatchNorm) for m in network.module.modules())
+        self._has_batch_norm = any(isinstance(m, _BatchNorm) for m in network.module.modules())
         self._batches = [stream(s, "batches") for s in seeds]
         self._choices = [stream(s, "remembered samples") for s in seeds]
-        device = network.theta.device
-        self.draws = Draws([stream(s, "memory batches") for s in seeds], device)
-        classes = [scenario.classes(t) for t in range(scenario.n_tasks)]
-        self._loss_grad = MemoryGradient(network, classes, self.draws)
-        # What dropout draws in a recording is not what it draws in a step.
-        random = any(isinstance(m, _DropoutNd) for m in network.module.modules())
-        self._records = device.type == "cuda" and not random
-        self._rehearsed: set[tuple[int, bool]] = set()
-        self._latest: Recording | None = None  # whose memory the next one takes over
-        self.front = Front(network)
-
-    def _seen(self, split: Split) -> Split:
-        """The samples as what is trained sees them.
-
-        The frozen start is cut off as soon as it is in eval mode for good, which must be before
-        anything was remembered: a method's memory holds samples as they were then.
-        """
-        fixed = 0 < self.eval_mode_after <= self.steps
-        split = self.front.seen(split, may_cut=fixed and not self.remembers)
-        self._loss_grad.network = self.front.network
-        return split
+        self._augmentations = [stream(s, "augmentation") for s in seeds]
+        generators = [stream(s, "memory batches") for s in seeds]
+        self.sampler = Sampler(generators, network.theta.device)
+        starts = torch.tensor([scenario.classes(t).start for t in range(scenario.n_tasks)])
+        # In the setting "class", stored samples too choose among all classes seen so far.
+        active = network.active if scenario.setting == "class" else None
+        self._seen = None if active is None else active.clone()
+        self.view = FitView(
+            network, starts, self.sampler, storage, training.lr, recordable=method.recordable
+        )
+        self.state: Any = check_state(method, method.init(self.view), len(self.seeds))
+        self.recorder = Recorder(self)
 
     def train(
         self, split: Split, task: int, epochs: int, pause: Callable[[], bool] = lambda: False
     ) -> Iterator[int]:
-        """Learn a task; yields how many epochs are done, after each and whenever a pause is asked.
+        """Learn a task; yields the number of finished epochs, after each and at every pause.
 
-        At a yield the learner is between two steps; `place` says between which. On a GPU nobody
-        may have looked yet whether the weights are finite: `watch` does, and does so at the end.
+        At a yield the learner is between two steps, which `progress` tells. On a GPU the weights
+        are not checked after every step; `watch` checks them, at the latest at the end.
         """
-        place = self.place = self.place or Place(self.steps)
-        self.watch.begin(task, place.first_step)
-        recordings: Recordings = {}
-        while place.epochs < epochs:
-            order = place.order
-            if order is None:
-                chosen = choose(len(split), len(split), self._batches)
-                order = place.order = sent(chosen, self.network.theta.device)
-            batches = list(self._epoch(order))
+        if self.progress is None:
+            self.progress, self.optimizer = TaskProgress(self.steps), self.new_optimizer()
+        progress, judged = self.progress, self.training.watches_held_out
+        split, held_out = self._parted(split, task)
+        self.view.task = task
+        self.watch.begin(task, progress.first_step)
+        self.recorder.begin_task()
+        if self._seen is not None and self.network.active is not None:
+            self.network.active.copy_(self._seen[task].expand_as(self._seen))
+        while progress.epochs < epochs and not progress.held_out.ended:
+            if progress.order is None:
+                order = choose(len(split), len(split), self._batches)
+                progress.order = to_device(order, self.network.theta.device)
+            batches = self._split(progress.order)
             in_epoch = len(batches)
-            del batches[: place.batches]
+            del batches[: progress.batches]
             while batches:
-                steps, finite = self._advance(self._seen(split), task, batches, recordings)
+                self._set_mode()
+                self._set_lr(progress.epochs + progress.batches / in_epoch)
+                recorded = self.recorder.advance(split, task, batches)
+                steps, finite = recorded or (1, self._step(split, batches[0], task))
+                self.steps += steps
                 del batches[:steps]
                 self.watch.note(self.steps, finite)
-                if self._records and not len(self.draws.coming):
-                    self.draws.ahead(len(batches))  # as the latest step has asked
-                place.batches += steps
+                self.recorder.draw_ahead(len(batches))
+                progress.batches += steps
                 if batches and pause():
-                    self.watch.look()
-                    yield place.epochs
-            place.epochs, place.batches, place.order = place.epochs + 1, 0, None
-            ended = place.epochs == epochs
-            if self._records and not ended:
-                self.draws.ahead(in_epoch)  # while the GPU is at work
-            if ended or not self._records or len(self.watch) >= _UNSEEN:
-                self.watch.look()
-            yield place.epochs
+                    self.watch.check()
+                    yield progress.epochs
+            progress.epochs, progress.batches, progress.order = progress.epochs + 1, 0, None
+            if judged:
+                progress.held_out.judge(self.network, held_out, task, self.training, self.view.lr)
+            ended = progress.epochs == epochs or progress.held_out.ended
+            if ended and judged:
+                progress.held_out.restore_best(self.network)
+            if not ended:
+                self.recorder.draw_ahead(in_epoch)
+            if ended or not self.recorder.active or len(self.watch) >= _UNCHECKED:
+                self.watch.check()
+            yield progress.epochs
 
-    def _epoch(self, order: Tensor) -> tuple[Tensor, ...]:
-        batches: tuple[Tensor, ...] = order.split(self.batch_size, dim=1)
-        # Batch norm cannot train on one sample: a last batch of one waits for the next epoch.
-        if self._needs_neighbours and len(batches) > 1 and batches[-1].shape[1] == 1:
-            batches = batches[:-1]
+    def _split(self, order: Tensor) -> list[Tensor]:
+        """The batches of an epoch, (S, n) each."""
+        # torch rejects NumPy integers.
+        batches = list(order.split(int(self.training.batch_size), dim=1))
+        # Batch norm cannot train on one sample, so a last batch of one is left out.
+        if self._has_batch_norm and len(batches) > 1 and batches[-1].shape[1] == 1:
+            del batches[-1]
         return batches
 
-    def _advance(
-        self, split: Split, task: int, batches: Sequence[Tensor], recordings: Recordings
-    ) -> tuple[int, Tensor]:
-        """Steps on the next batch, or on as many as a recording takes.
+    def new_optimizer(self) -> TorchOptimizer | None:
+        """A fresh optimizer, None for plain SGD."""
+        return None if self.training.is_plain_sgd else TorchOptimizer(self.training, self.network)
 
-        Returns:
-            how many, and whether the weights are finite after them, (S,).
-        """
-        steps = self._recorded_steps(batches)
-        finite = self._replay(split, task, batches[:steps], recordings) if steps else None
-        return (1, self._step(split, batches[0], task)) if finite is None else (steps, finite)
+    def _parted(self, split: Split, task: int) -> tuple[Split, Split]:
+        """The samples to train on, and those that are held out."""
+        if not self.training.watches_held_out:
+            return split, split
+        return part_held_out(split, self.training.held_out, self.seeds[0], task)
+
+    def _set_lr(self, done: float) -> None:
+        """The learning rate at a point of the task, in epochs."""
+        decays = self.progress.held_out.decays if self.progress else 0
+        factor = schedule_factor(self.training, done, decays)
+        if self.optimizer is None:
+            self.view.lr = factor * self.training.lr
+        else:
+            self.view.lr = self.optimizer.set_factor(factor)
 
     def _step(self, split: Split, index: Tensor, task: int) -> Tensor:
         """One step by itself; returns whether the weights are finite after it, (S,)."""
-        self._set_mode()
-        with self.draws.step():
-            self._update(batch_of(split, index, task))
-        self._rehearsed.add((index.shape[1], self.network.module.training))
-        self.steps += 1
+        samples = batch_of(split, index, task)
+        if self.training.augmentation:
+            inputs = augmented(samples.inputs, self.training.augmentation, self._augmentations)
+            samples = replace(samples, inputs=inputs)
+        with self.sampler.step():
+            self.update(samples)
+        self.recorder.rehearsed(index.shape[1])
         return self.network.theta.isfinite().all(1)
 
-    def _update(self, samples: Samples) -> None:
-        """θ ← θ − lr · g̃ on a batch of samples."""
-        network, state = self.front.network, self.state
-        outers: dict[int, tuple[Tensor, Tensor]] = {}
-        gradient = network.gradient(samples, remember=True, outers=outers)
-        size = network.protected_size
-        if isinstance(state, FactoredSubspace) and type(self.method).update is Orthogonal.update:
-            # A batch of few samples is less to multiply with than its gradient.
-            update = state.project_out(gradient[:, :size], outers)
+    def update(self, samples: Samples) -> None:
+        """One step on a batch: θ ← θ − lr · g̃, or what another optimizer makes of it."""
+        network, method, view, optimizer = self.network, self.method, self.view, self.optimizer
+        size, free = network.protected_size, method.trains_heads(self.state)
+        g = network.gradient(samples, update_buffers=True)
+        view.at(samples, self.steps)
+        # A recordable projection is linear in g, so lr may come after it.
+        if optimizer is None and (method.acts_on == "gradient" or method.recordable):
+            g_tilde, self.state = take_step(method, g[:, :size], self.state, view)
+            network.protected.sub_(g_tilde, alpha=view.lr)
+            if free:
+                network.theta[:, size:].sub_(g[:, size:], alpha=view.lr)
+        elif optimizer is not None and method.acts_on == "gradient":
+            g_tilde, self.state = take_step(method, g[:, :size], self.state, view)
+            optimizer.step(torch.cat([g_tilde, g[:, size:]], 1), free=free)
         else:
-            update = self.method.update(
-                gradient[:, :size], state, self._protected(), self._loss_grad
-            )
-        network.theta[:, :size].sub_(update, alpha=self.lr)
-        if self.method.trains_heads(self.state):
-            network.theta[:, size:].sub_(gradient[:, size:], alpha=self.lr)
+            update = view.lr * g if optimizer is None else optimizer.update(g, free=free)
+            step, self.state = take_step(method, update[:, :size], self.state, view)
+            network.protected.sub_(step)
+            if free:
+                network.theta[:, size:].sub_(update[:, size:])
+        view.at(None, self.steps)
 
-    def _is_training(self, step: int) -> bool:
+    @property
+    def at_start(self) -> bool:
+        """Whether no step was taken yet on the present task."""
+        return self.progress is None or self.steps == self.progress.first_step
+
+    def trains_at(self, step: int) -> bool:
         """Whether the network is in training mode at a step of the run."""
-        return not self.eval_mode_after or bool(step < self.eval_mode_after)
+        after = self.training.eval_mode_after
+        return not after or bool(step < after)
 
     def _set_mode(self) -> None:
-        training = self._is_training(self.steps)
+        training = self.trains_at(self.steps)
         if self.network.module.training != training:
             self.network.module.train(training)
 
-    def _recorded_steps(self, batches: Sequence[Tensor]) -> int:
-        """How many of the next steps can be done as one recording, 0 if none."""
-        size, mode = batches[0].shape[1], self._is_training(self.steps)
-        # A first step by itself lets libraries get ready, and shows what the method draws.
-        first = self.place is None or self.steps == self.place.first_step
-        if not self._records or first or (size, mode) not in self._rehearsed:
-            return 0
-
-        def is_alike(i: int) -> bool:
-            return batches[i].shape[1] == size and self._is_training(self.steps + i) == mode
-
-        return len(list(takewhile(is_alike, range(min(len(batches), _RECORDED_STEPS)))))
-
-    def _replay(
-        self,
-        split: Split,
-        task: int,
-        batches: Sequence[Tensor],
-        recordings: Recordings,
-    ) -> Tensor | None:
-        """Steps on the batches by a recording; None if they cannot be recorded."""
-        self._set_mode()
-        size = batches[0].shape[1]
-        key = size, len(batches), self.network.module.training
-        if key not in recordings:
-            made = self._recording(split, task, size, len(batches))
-            if made is None:
-                self._records = False
-                return None
-            recordings[key] = self._latest = made
-        finite = recordings[key].replay(torch.cat(list(batches), dim=1))
-        self.steps += len(batches)
-        return finite
-
-    def _recording(self, split: Split, task: int, size: int, steps: int) -> Recording | None:
-        """So many steps on batches of a size; None if they cannot be recorded."""
-        for _ in range(2):
-            try:
-                return Recording(
-                    lambda index: batch_of(split, index, task),
-                    self._update,
-                    len(self.seeds),
-                    size,
-                    steps,
-                    self.draws,
-                    lambda: self.network.theta.sum(1).isfinite(),  # in one pass
-                    self.network.theta.device,
-                    self._latest,
-                )
-            except RuntimeError:
-                # The method or the network waits for a result on the way; or there is no memory,
-                # of which torch takes back none that is unused while something is recorded.
-                torch.cuda.empty_cache()
-        return None
-
     def consolidate(self, split: Split, task: int) -> None:
-        """Let the method remember the task that was learned."""
-        seen = self._seen(split)  # first: what the network is depends on it
-        learned = LearnedTask(self.front.network, seen, task, self._choices)
-        self.remembers = True
-        self.state = self.method.consolidate(self.state, self._protected(), learned)
-        self.place = None
+        """Let the method store what it needs of the task that was learned."""
+        learned = LearnedTask(self.network, self._parted(split, task)[0], task, self._choices)
+        self.view.task, self.view.step = task, self.steps
+        state = consolidated(self.method, self.state, self.view, learned, len(self.seeds))
+        if self.budget is not None:
+            state, note = state.within(self.budget)
+            if note is not None:
+                warnings.warn(f"task {task + 1}: {note}", stacklevel=2)
+        self.state = state
+        self.progress = self.optimizer = None
 
-    def keep_in(self, storage: Storage) -> None:
-        """Keep directions in another way, from before the first task on."""
-        self.storage = storage
-        self.state = self.method.init(self._protected(), storage)
+    def use_storage(self, storage: Storage) -> None:
+        """Store directions in another way, from before the first task on."""
+        self.view.storage = storage
+        self.state = self.method.init(self.view)
 
     def generators(self) -> list[torch.Generator]:
-        """All that draw for the seeds: batches, remembered samples, memory batches."""
-        return [*self._batches, *self._choices, *self.draws.generators]
+        """All random streams of the seeds: batches, stored samples, memory batches, changes."""
+        return [*self._batches, *self._choices, *self.sampler.generators, *self._augmentations]
 
     def accuracy(self, split: Split, classes: range) -> Tensor:
-        """Share of the samples that are classified right, in percent, (S,)."""
+        """Share of the samples that are classified correctly, in percent, (S,)."""
         self.network.module.eval()
         device = self.network.theta.device
         correct = torch.zeros(len(self.seeds), dtype=torch.long, device=device)
@@ -294,5 +266,48 @@ class Learner:
             correct += self.network.correct(inputs, labels, classes)
         return 100.0 * correct.double().cpu() / len(split)
 
-    def _protected(self) -> Tensor:
-        return self.network.theta[:, : self.network.protected_size]
+
+@final
+class FiniteWatch:
+    """Whether weights stay finite: noted after every few steps, checked now and then.
+
+    At every check a GPU waits for Python, so there are few.
+
+    Arguments:
+        seeds: the S seeds.
+        remedies: what may help if they are not, for the message.
+    """
+
+    def __init__(self, seeds: Sequence[int], remedies: Sequence[str]) -> None:
+        self._seeds = seeds
+        self._remedies = remedies
+        self._task = self._first = 0
+        self._notes: list[tuple[int, Tensor]] = []
+
+    def __len__(self) -> int:
+        """The number of notes that are not checked yet."""
+        return len(self._notes)
+
+    def begin(self, task: int, first_step: int) -> None:
+        """A task is learned from this step of the run on."""
+        self._task, self._first = task, first_step
+        self._notes.clear()
+
+    def note(self, step: int, finite: Tensor) -> None:
+        """Whether the weights are finite after a step, (S,)."""
+        self._notes.append((step, finite))
+
+    def check(self) -> None:
+        """Raise if any of the weights were not finite."""
+        if not self._notes:
+            return
+        broken = (~torch.stack([finite for _, finite in self._notes])).nonzero()
+        steps = [step for step, _ in self._notes]
+        self._notes.clear()
+        if len(broken):
+            row, seed = broken[0].tolist()
+            raise TrainingError(
+                f"the weights are NaN or infinite by step {steps[row] - self._first} of task "
+                f"{self._task + 1}, seed {self._seeds[seed]}; {' or '.join(self._remedies)} "
+                "may help"
+            )

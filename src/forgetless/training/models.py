@@ -1,19 +1,23 @@
 """The networks of the paper, for any image shape. All heads of a task sequence are one last layer.
 
-A head per task is a slice of that layer's outputs: a sample of task t only ever sees the logits of
-task t's classes. `HEAD` is the layer's name, the part that belongs to single tasks.
+A head per task is a slice of that layer's outputs: a sample of task t uses the logits of task t's
+classes alone. `HEAD` is the layer's name.
 """
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import Parameter
+from typing import Any, final
 
 import torch
 from torch import nn
 
 from forgetless.support.errors import ConfigError
-from forgetless.support.options import check_options, flag, option
-from forgetless.support.validation import whole
+from forgetless.support.imports import import_path
+from forgetless.support.options import check_options, flag, option, whole
+from forgetless.support.plugins import accepted, is_in_file, make, plugin, short_name, wrong_kind
 
 HEAD = "head"
 
@@ -22,10 +26,30 @@ HEAD = "head"
 class ModelOptions:
     """Which network."""
 
-    model: str = option("mlp", "The network; `forgetless list` shows them.")
+    model: str = option(
+        "mlp", "The network; `forgetless list` shows them. Or your own, my_file.py:MLP."
+    )
     hidden: int = option(
         100, "Width of the hidden layers (of LeNet: of its linear layer).", accepted=whole(1)
     )
+
+
+@final
+@dataclass(frozen=True)
+class ModelFactory:
+    """Makes the network that options name, for inputs of one shape."""
+
+    options: ModelOptions
+    shape: tuple[int, ...]
+    outputs: int
+
+    def __call__(self) -> nn.Module:
+        return build_model(self.options, self.shape, self.outputs)
+
+    @property
+    def maker(self) -> Any:
+        """The function or class that makes the network."""
+        return _maker(self.options.model)
 
 
 class MLP(nn.Sequential):
@@ -76,6 +100,38 @@ MODELS: dict[str, tuple[str, Callable[[Sequence[int], int, int], nn.Module]]] = 
 def build_model(options: ModelOptions, shape: Sequence[int], outputs: int) -> nn.Module:
     """The network of that name for inputs of one shape, initialised from torch's generator."""
     check_options(ModelOptions, vars(options), flag)
-    if options.model not in MODELS:
-        raise ConfigError(f"unknown model {options.model!r}; there are {', '.join(MODELS)}")
-    return MODELS[options.model][1](shape, options.hidden, outputs)
+    maker = _maker(options.model)
+    if options.model in MODELS:
+        return MODELS[options.model][1](shape, options.hidden, outputs)
+    if isinstance(maker, nn.Module):
+        return copy.deepcopy(maker)
+    inputs = int(torch.Size(shape).numel())
+    offered = {"shape": tuple(shape), "inputs": inputs, "outputs": outputs}
+    made = make("model", options.model, maker, offered | {"hidden": options.hidden})
+    if not isinstance(made, nn.Module):
+        wanted = "a torch.nn.Module or a function that returns one"
+        raise wrong_kind("model", options.model, made, wanted)
+    return made
+
+
+def model_settings(options: ModelOptions) -> dict[str, Any]:
+    """The options that a model uses, as a trace has them."""
+    values = {f.name: getattr(options, f.name) for f in fields(ModelOptions)}
+    name = options.model
+    if name in MODELS:
+        return values
+    maker = _maker(name)
+    used = {n: value for n, value in values.items() if n in accepted(maker)}
+    origin = {"model_from": import_path(maker)} if is_in_file(name) else {}
+    return {**used, "model": short_name(name), **origin}
+
+
+def model_defaults(name: str) -> dict[str, Any]:
+    """The options for which a plug-in's function has a default of its own."""
+    taken = {} if name in MODELS else accepted(_maker(name))
+    known = {f.name for f in fields(ModelOptions)}
+    return {n: d for n, d in taken.items() if n in known and d not in (None, Parameter.empty)}
+
+
+def _maker(name: str) -> Any:
+    return MODELS[name][1] if name in MODELS else plugin("model", name, MODELS)

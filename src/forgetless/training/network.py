@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import final
@@ -11,17 +10,20 @@ import torch
 from torch import Size, Tensor, nn
 from torch.func import vmap
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from forgetless.methods import Samples
-from forgetless.support.cuda_graphs import side_by_side
-from forgetless.support.errors import ConfigError, DataError
-from forgetless.tangent import Batch, Known, TangentFeatures, features_of
+from forgetless.methods.view import FeatureOutputs
+from forgetless.support.cuda_graphs import run_concurrently
+from forgetless.support.errors import ConfigError, DataError, first_line
+from forgetless.support.layout import Layout
+from forgetless.tangent import Batch, Known, TangentFeatures, features_of, layer_inputs
 from forgetless.tangent.evaluation import call_with, eval_mode, true_class
-from forgetless.training.fast.batched import BatchedLinear
-from forgetless.training.fast.perceptron import Factors, Perceptron, perceptron_of
+from forgetless.training.fast import perceptron_of
 
-_CACHED = 1 << 24  # bytes that a CPU's cache holds
+_CACHED = 1 << 24  # bytes of a CPU's cache
 Predicate = Callable[[str], bool]
+Named = dict[str, Tensor]
 
 
 @final
@@ -29,15 +31,20 @@ class Network:
     """S copies of a network that differ in their weights, run as one program.
 
     The trained weights are one flat tensor theta (S, p): first those that a method protects, then
-    the free ones (as heads). Everything else (frozen parameters, buffers) is `fixed`, by name.
+    the free ones (such as heads). Frozen parameters and buffers are `fixed`, by name.
 
     Arguments:
-        modules: the S networks as they were initialised.
-        active: for each task the outputs that belong to it, (T, C) of bool.
+        modules: the S initialised networks.
+        active: the outputs of each task, (T, C) of bool.
         is_free: whether the parameter of that name is trained out of the method's reach.
         is_frozen: whether it is not trained at all.
         device: where to run.
         dtype: floating-point type of weights and inputs.
+
+    Attributes:
+        shortcut: logits and gradients by hand, for networks that have them (`training.fast`);
+            everything here works without.
+        work: multiply-adds of the outputs of one sample.
     """
 
     def __init__(
@@ -57,164 +64,134 @@ class Network:
         trained = [
             n for n, p in self.module.named_parameters() if p.requires_grad and not is_frozen(n)
         ]
-        protected = [n for n in trained if not is_free(n)]
-        if not protected:
+        self.protected_names = [n for n in trained if not is_free(n)]
+        if not self.protected_names:
             raise ConfigError("the model has no trainable parameters that are to be protected")
-        self.names = protected + [n for n in trained if is_free(n)]
         tensors = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
 
         def stacked(name: str) -> Tensor:
             values = torch.stack([t[name].detach() for t in tensors]).to(device)
             return values.to(dtype) if values.is_floating_point() else values
 
-        self.shapes = {n: tensors[0][n].shape for n in self.names}
-        rows = [stacked(n).reshape(len(tensors), -1) for n in self.names]
-        self.theta = torch.cat(rows, dim=1)
+        names = self.protected_names + [n for n in trained if is_free(n)]
+        self.shapes = {n: tensors[0][n].shape for n in names}
+        self.layout = Layout(self.shapes)
+        self.protected_size = sum(self.shapes[n].numel() for n in self.protected_names)
+        self.theta = torch.cat([stacked(n).reshape(len(tensors), -1) for n in names], dim=1)
         self.fixed = {n: stacked(n) for n in tensors[0] if n not in self.shapes}
-        # On a CPU, where there is no launching of kernels to save, vmap's own products will do.
-        self.batches_linear = device.type == "cuda"
-        self.perceptron = self.perceptron_in(self.module)
-        self.by_seed = self.runs_by_seed(self.module)
-        self.runs_several = True  # as far as is known
-        self._known: dict[tuple[str, Size], Known] = {}  # of features, by their scalar
-        self.protected_names = protected
-        self.protected_size = sum(self.shapes[n].numel() for n in protected)
+        self.shortcut = perceptron_of(self.module, self.shapes, self.theta)
+        # A GPU is slower with the convolutions of several networks at once than one by one.
+        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+        self.by_seed = convolves and device.type == "cuda"
+        self.takes_several_sets = True  # until vmap fails on them
+        self.work = float(self.theta.shape[1])  # until `check_outputs` counts
+        self._known: dict[tuple[str, Size], Known] = {}  # about features, by scalar and shape
 
     @property
     def seeds(self) -> int:
         """S."""
         return self.theta.shape[0]
 
-    def runs_by_seed(self, module: nn.Module) -> bool:
-        """Whether seeds run one by one: a GPU's convolutions of several networks are slower."""
-        layers = module.modules() if self.theta.is_cuda else ()
-        return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in layers)
+    @property
+    def protected(self) -> Tensor:
+        """The weights that a method protects, a view of theta."""
+        return self.theta[:, : self.protected_size]
 
-    def perceptron_in(self, module: nn.Module) -> Perceptron | None:
-        """The module, or None if it is not a perceptron of all that is trained."""
-        return perceptron_of(module, self.shapes, self.fixed, self.theta)
+    def values(self, theta: Tensor) -> Named:
+        """Every parameter and buffer, (S, *shape), as views of theta (S, p) and `fixed`."""
+        return self._unflattened(theta) | self.fixed
 
-    def _by_hand(self, inputs: Tensor) -> Perceptron | None:
-        """The perceptron, if it does what the module does in its present mode with (S, n, *)."""
-        found = self.perceptron
-        if found is None or (self.module.training and found.has_norms) or not found.takes(inputs):
-            return None
-        return found
-
-    def values(self, theta: Tensor) -> dict[str, Tensor]:
-        """Every parameter and buffer, (S, *shape), as views of theta and of what is fixed.
-
-        Of theta (S · K, p), K sets of weights a seed, also what is fixed is there K times.
-        """
-        trained = self._trained(theta)
-        times = len(theta) // self.seeds
-        fixed = self.fixed
-        if times > 1:
-            fixed = {n: v.repeat_interleave(times, 0) for n, v in fixed.items()}
-        return {**trained, **fixed}
-
-    def _trained(self, theta: Tensor) -> dict[str, Tensor]:
+    def _unflattened(self, theta: Tensor) -> Named:
         """The trained parameters, (S, *shape), as views of theta (S, p)."""
-        parts = theta.split([s.numel() for s in self.shapes.values()], dim=1)
-        named = zip(self.shapes.items(), parts, strict=True)
-        return {n: part.unflatten(1, s or (1,)).view(-1, *s) for (n, s), part in named}
+        return self.layout.split(theta)
 
-    def logits(self, theta: Tensor, inputs: Tensor, *, remember: bool = False) -> Tensor:
-        """All outputs, in the module's present mode: (S, p), (S, n, *) → (S, n, C).
+    def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """All outputs in the module's present mode: (S, p), (S, n, *) → (S, n, C)."""
+        if self.shortcut is not None and self.shortcut.takes(inputs) and not theta.requires_grad:
+            return self.shortcut.logits(theta, inputs)
+        return self._run(theta, self._buffers(update=False), inputs)
 
-        With `remember`, what the module notes in its buffers on the way (batch-norm statistics) is
-        kept.
-        """
-        by_hand = self._by_hand(inputs)
-        if by_hand is not None and not theta.requires_grad:
-            return by_hand.logits(theta, inputs)
-        values = self.values(theta)
-        if self.module.training and not remember:
-            values |= {n: values[n].clone() for n in self.fixed}
+    def _buffers(self, *, update: bool) -> Named:
+        """The fixed values; copies of them unless the module may update them (batch norm)."""
+        copied = self.module.training and not update
+        return {n: v.clone() for n, v in self.fixed.items()} if copied else self.fixed
+
+    def _run(self, theta: Tensor, fixed: Named, inputs: Tensor) -> Tensor:
+        """The module at each seed's values: (S, n, *) → (S, n, C)."""
+        values = self._unflattened(theta) | fixed
         if len(theta) == 1:
-            only = {n: v[0] for n, v in values.items()}
-            return self._run(only, inputs[0]).unsqueeze(0)
-        with BatchedLinear() if self.batches_linear else nullcontext():
-            return vmap(self._run, randomness="different")(values, inputs)
+            return self._call({n: v[0] for n, v in values.items()}, inputs[0]).unsqueeze(0)
+        return vmap(self._call, randomness="different")(values, inputs)
 
-    def _run(self, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    def _call(self, values: Named, inputs: Tensor) -> Tensor:
         outputs = call_with(self.module, values, (inputs,))
         if not isinstance(outputs, Tensor):
             kind = type(outputs).__name__
             raise ConfigError(f"the model must return one tensor of outputs, not a {kind}")
         return outputs
 
-    def gradient(
-        self, samples: Samples, *, remember: bool = False, outers: Factors | None = None
-    ) -> Tensor:
-        """The gradient of the samples' mean cross-entropy at the present weights, (S, p).
+    def gradient(self, samples: Samples, *, update_buffers: bool = False) -> Tensor:
+        """The gradient of the samples' mean cross-entropy at theta, (S, p).
 
-        Of K sets of samples a seed, labels (S · K, n), (S · K, p). `outers` takes what it is of.
+        For K sets of samples a seed, with labels (S · K, n), it is (S · K, p).
+
+        Arguments:
+            samples: where to take it.
+            update_buffers: let the module update its buffers (batch-norm statistics).
         """
-        by_hand, rows = self._by_hand(samples.inputs), len(samples.labels)
-        if by_hand is not None:
-            belongings = samples.labels, samples.tasks, self.active
-            return by_hand.gradient(self.theta, samples.inputs, *belongings, outers)
+        if self.shortcut is not None and self.shortcut.takes(samples.inputs):
+            return self.shortcut.gradient(self.theta, samples, self.active)
+        sets = len(samples.labels) // self.seeds
+        fixed = self._buffers(update=update_buffers)
         try:
-            if self.by_seed and rows == self.seeds:
-                works = [partial(self._gradient_of, s, samples, remember) for s in range(rows)]
-                return torch.stack(side_by_side(works, self.theta.device))
-            return self._gradient_at_once(samples, remember)
-        except ValueError as error:  # batch norm refuses a single sample
+            if self.by_seed and sets == 1:
+                works = [
+                    partial(self._backward, slice(s, s + 1), fixed, samples)
+                    for s in range(self.seeds)
+                ]
+                return torch.cat(run_concurrently(works, self.theta.device))
+            return self._backward(slice(None), fixed, samples, sets)
+        except ValueError as error:  # batch norm rejects a single sample
             what = f"the model cannot train on {len(samples)} at a time: {error}"
             raise ConfigError(what) from error
 
-    def _gradient_at_once(self, samples: Samples, remember: bool) -> Tensor:
-        """All seeds' gradients by one backward pass."""
-        theta = self.theta.detach()
-        if len(samples.labels) > self.seeds:
-            theta = theta.repeat_interleave(len(samples.labels) // self.seeds, 0)
+    def _backward(self, rows: slice, fixed: Named, samples: Samples, sets: int = 1) -> Tensor:
+        """The gradients of some seeds by one backward pass, (rows · K, p)."""
+        theta, fixed = self.theta[rows].detach(), {n: v[rows] for n, v in fixed.items()}
+        if sets > 1:
+            theta = theta.repeat_interleave(sets, 0)
+            fixed = {n: v.repeat_interleave(sets, 0) for n, v in fixed.items()}
         theta.requires_grad_()
-        logits = self.logits(theta, samples.inputs, remember=remember)
-        losses = self._losses(logits, samples.labels, samples.tasks)
+        logits = self._run(theta, fixed, samples.inputs[rows])
+        losses = self.losses(logits, samples.labels[rows], samples.tasks[rows])
         # Seeds do not interact, so the gradient of the sum of their means holds each seed's own.
         share = torch.full_like(losses, 1 / losses.shape[1])
         return torch.autograd.grad(losses, theta, share)[0]
 
-    def _gradient_of(self, seed: int, samples: Samples, remember: bool) -> Tensor:
-        """One seed's gradient, (p,)."""
-        theta = self.theta[seed : seed + 1].detach().requires_grad_()
-        values = {n: v[0] for n, v in self._trained(theta).items()}
-        fixed = {n: v[seed] for n, v in self.fixed.items()}
-        if self.module.training and not remember:
-            fixed = {n: v.clone() for n, v in fixed.items()}
-        logits = self._run(values | fixed, samples.inputs[seed])
-        loss = self._losses(logits, samples.labels[seed], samples.tasks[seed]).mean()
-        return torch.autograd.grad(loss, theta)[0][0]
-
     def gradients(self, several: Sequence[Samples]) -> Tensor:
         """The gradients of K sets of samples' mean cross-entropy, (S, K, p).
 
-        If they are of one size all at once, as if each set had a network of its own; where that
-        takes copies of the weights, on a CPU only if all of them stay in its cache.
+        Sets of one size run at once, as if each had a network of its own; where that copies the
+        weights, on a CPU only if all copies fit its cache.
         """
         alike = len({samples.inputs.shape for samples in several}) == 1
-        fits = self.theta.is_cuda or len(several) * self.theta.nbytes <= _CACHED
-        fits = fits or self._by_hand(several[0].inputs) is not None
-        if alike and fits and self.runs_several:
+        copies = self.shortcut is None or not self.shortcut.takes(several[0].inputs)
+        fits = self.theta.is_cuda or len(several) * self.theta.nbytes <= _CACHED or not copies
+        if alike and fits and self.takes_several_sets:
             try:
                 return self._gradients_at_once(several)
             except (RuntimeError, ValueError, NotImplementedError):
-                self.runs_several = False  # it does what `vmap` cannot, or memory is short
+                self.takes_several_sets = False  # vmap cannot run the module, or memory is short
         return torch.stack([self.gradient(samples) for samples in several], dim=1)
 
     def _gradients_at_once(self, several: Sequence[Samples]) -> Tensor:
-        def together(tensors: list[Tensor]) -> Tensor:
-            return torch.stack(tensors, dim=1).flatten(0, 1)
-
-        samples = Samples(
-            together([s.inputs for s in several]),
-            together([s.labels for s in several]),
-            together([s.tasks for s in several]),
+        inputs, labels, tasks = (
+            torch.stack([getattr(samples, part) for samples in several], dim=1).flatten(0, 1)
+            for part in ("inputs", "labels", "tasks")
         )
-        return self.gradient(samples).view(self.seeds, len(several), -1)
+        return self.gradient(Samples(inputs, labels, tasks)).view(self.seeds, len(several), -1)
 
-    def _losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
+    def losses(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
         """Cross-entropy of each sample within its task's outputs: (*, C), (*), (*) → (*)."""
         if self.active is not None:
             logits = logits.masked_fill(~self.active[tasks], -torch.inf)
@@ -222,36 +199,55 @@ class Network:
         return losses.view_as(labels)
 
     def correct(self, inputs: Tensor, labels: Tensor, classes: range) -> Tensor:
-        """How many samples are classified right within the classes, (S,)."""
+        """The number of samples classified correctly among the classes, (S,)."""
         with torch.no_grad():
             logits = self.logits(self.theta, inputs)[..., classes.start : classes.stop]
         return (logits.argmax(-1) + classes.start == labels).sum(1)
 
-    def features(self, samples: Samples, seed: int) -> TangentFeatures:
-        """φ of the true-class outputs with respect to the protected parameters, for one seed."""
+    def features(
+        self, samples: Samples, seed: int, outputs: FeatureOutputs = "class"
+    ) -> TangentFeatures:
+        """φ of one seed: gradients of the true class's or all outputs, protected parameters."""
+        if outputs == "all":
+            chosen = torch.ones(self.n_outputs, dtype=torch.bool)
+            if self.active is not None:
+                chosen = self.active[samples.tasks[seed].unique()].any(0)
+
+            def all_outputs(logits: Tensor) -> Tensor:
+                return logits[:, chosen.to(logits.device)]
+
+            return self._per_sample(samples, seed, all_outputs)
         return self._per_sample(samples, seed, true_class, samples.labels[seed])
 
     def loss_features(self, samples: Samples, seed: int) -> TangentFeatures:
-        """Gradients of each sample's loss with respect to the protected parameters, one seed."""
-        belongings = samples.labels[seed], samples.tasks[seed]
-        return self._per_sample(samples, seed, self._losses, *belongings)
+        """Gradients of each sample's loss in the protected parameters, for one seed."""
+        return self._per_sample(
+            samples, seed, self.losses, samples.labels[seed], samples.tasks[seed]
+        )
+
+    def layer_inputs(self, samples: Samples, seed: int) -> dict[str, Tensor]:
+        """Protected weight → its inputs on one seed's samples, (N, d), in eval mode."""
+        values = {n: v[seed] for n, v in self.values(self.theta).items()}
+        batch = Batch((samples.inputs[seed],), {}, ())
+        return layer_inputs(self.module, values, [batch], names=self.protected_names)
 
     def _per_sample(
-        self, samples: Samples, seed: int, scalar: Callable[..., Tensor], *belongings: Tensor
+        self, samples: Samples, seed: int, scalar: Callable[..., Tensor], *targets: Tensor
     ) -> TangentFeatures:
         values = {n: v[seed] for n, v in self.values(self.theta).items()}
-        batch = Batch((samples.inputs[seed],), {}, belongings)
-        alike = scalar.__name__, samples.inputs.shape[2:]
-        names, known = self.protected_names, self._known.get(alike)
+        batch = Batch((samples.inputs[seed],), {}, targets)
+        key = scalar.__name__, samples.inputs.shape[2:]
+        names, known = self.protected_names, self._known.get(key)
         with eval_mode(self.module):
             phi = features_of(self.module, values, [batch], scalar, names=names, known=known)
-        if phi.known is not None:  # only a chain is sure to treat others as it did these
-            layout = phi.known.layout if self.perceptron is not None else None
-            self._known[alike] = replace(phi.known, layout=layout)
+        if phi.known is not None:
+            # Only a plain chain is certain to lay out other samples as it did these.
+            layout = phi.known.layout if self.shortcut is not None else None
+            self._known[key] = replace(phi.known, layout=layout)
         return phi
 
-    def state_dict(self, seed: int) -> dict[str, Tensor]:
-        """The weights and buffers of one seed, as its module's `load_state_dict` takes them."""
+    def state_dict(self, seed: int) -> Named:
+        """The weights and buffers of one seed, as the module's `load_state_dict` takes them."""
         values = {n: v[seed].detach().cpu().clone() for n, v in self.values(self.theta).items()}
         # A tied parameter has one value and several names.
         first = {p: n for n, p in reversed(list(self.module.named_parameters()))}
@@ -261,29 +257,37 @@ class Network:
         return {n: values[n] for n in self.module.state_dict() if n in values}
 
     def load_state_dict(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take on the weights and buffers of one seed, as `state_dict` gave them."""
-        values = self.values(self.theta)  # views: what is written there is theta's
+        """Load the weights and buffers of one seed from what `state_dict` returned."""
+        values = self.values(self.theta)  # views: writing to them changes theta
         for name in tensors.keys() & values.keys():
             values[name][seed].copy_(tensors[name])
 
     def check_outputs(self, inputs: Tensor) -> None:
-        """Run a few inputs (S, n, *) to see that the model takes them and has enough outputs."""
-        wanted = self.n_outputs
+        """Reject a model that cannot run inputs (S, n, *) or has the wrong number of outputs."""
         try:
             with eval_mode(self.module), torch.no_grad():
-                outputs = self.logits(self.theta, inputs)
+                outputs = self._counted_logits(inputs)
         except ConfigError:
             raise
         except (RuntimeError, ValueError, TypeError) as error:
             shape = tuple(inputs.shape[2:])
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             what = f"the model does not take inputs of shape {shape}: {reason}"
             raise ConfigError(what) from error
-        expected = (*inputs.shape[:2], wanted)
-        if tuple(outputs.shape) != expected:
+        if tuple(outputs.shape) != (*inputs.shape[:2], self.n_outputs):
             raise ConfigError(
-                f"the model must give {wanted} outputs per sample for this scenario, "
+                f"the model must give {self.n_outputs} outputs per sample for this scenario, "
                 f"not {tuple(outputs.shape[2:])}"
             )
         if not bool(outputs.isfinite().all()):
             raise DataError("the model's outputs are not finite before any training")
+
+    def _counted_logits(self, inputs: Tensor) -> Tensor:
+        """The outputs, on the way to which `work` is counted."""
+        try:
+            with FlopCounterMode(display=False) as counter:
+                outputs = self.logits(self.theta, inputs)
+        except Exception:  # the count is not worth an error, which would come again
+            return self.logits(self.theta, inputs)
+        self.work = counter.get_total_flops() / (2 * self.seeds * inputs.shape[1])
+        return outputs

@@ -1,34 +1,107 @@
-"""How a task is learned, and what an observer of a run is told."""
+"""The settings of training, and the progress that observers get."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from forgetless.support.errors import require
-from forgetless.support.options import check_options, option
-from forgetless.support.sizes import AUTO, parsed_bytes
-from forgetless.support.validation import Accepted, is_real, whole
+from forgetless.support.options import (
+    AUTO,
+    SHARE,
+    Accepted,
+    check_options,
+    is_real,
+    option,
+    parse_bytes,
+    real,
+    whole,
+)
 
+# The elementwise optimizers of torch.optim: on stacked weights they treat each seed by itself.
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+}
+WITH_MOMENTUM = ("sgd", "rmsprop")
+SCHEDULES = ("constant", "cosine", "linear", "step", "plateau")
+AUGMENTATIONS = ("", "crop", "flip", "crop-flip")
 _STORAGES = ("dense", "bfloat16", "cpu", "factored")
-_LARGEST_LR = 1e38  # what float32 can hold
+_LARGEST_LR = 1e38  # float32 holds no more
+_SHARE_OR_ZERO = Accepted(lambda value: is_real(value) and 0 <= value < 1, "a number in [0, 1)")
 _LR = Accepted(lambda value: is_real(value) and 0 < value < _LARGEST_LR, "a positive number")
+
+
+def _named_or_made(names: Any, what: str) -> Accepted:
+    """A name, a function, or where one is: "file.py:function".
+
+    Of other texts only those that look like a name are rejected: a trace describes a function in
+    words, and its settings must be readable without it.
+    """
+
+    def fits(value: object) -> bool:
+        named = isinstance(value, str) and (value in names or not re.fullmatch(r"[\w-]*", value))
+        return named or callable(value)
+
+    known = ", ".join(name or "nothing" for name in names)
+    return Accepted(fits, f"{known}, a function of {what}, or file.py:function")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How each task is learned: plain SGD, θ ← θ − lr · g̃."""
+    """How to train on each task; by default plain SGD, θ ← θ − lr · g̃."""
 
     epochs: int = option(10, "Passes over the training set of each task.", accepted=whole(1))
     batch_size: int = option(32, "Samples in a step.", accepted=whole(1))
     lr: float = option(1e-3, "Learning rate.", accepted=_LR)
+    optimizer: str | Callable[[list[Any]], Any] = option(
+        "sgd",
+        "Optimizer, new for each task: a name, or file.py:function of parameters that returns one "
+        "(with its own lr).",
+        accepted=_named_or_made(OPTIMIZERS, "parameters"),
+    )
+    momentum: float = option(0.0, "Momentum of sgd and rmsprop.", accepted=_SHARE_OR_ZERO)
+    weight_decay: float = option(0.0, "Weight decay.", accepted=real(0))
+    schedule: str = option("constant", "Learning rate within a task.", choices=SCHEDULES)
+    decay: float = option(0.5, "Factor of the schedules step and plateau.", accepted=SHARE)
+    decay_after: int = option(
+        5,
+        "Epochs after which step decays, or without a better held-out loss after which plateau "
+        "does.",
+        accepted=whole(1),
+    )
+    least_lr: float = option(1e-5, "plateau ends the task below this.", accepted=real(0))
+    augmentation: str | Callable[[Any, Any], Any] = option(
+        "",
+        "Random changes of training images: crop, flip, crop-flip, or file.py:function of inputs "
+        "and a generator.",
+        accepted=_named_or_made(AUGMENTATIONS, "inputs and a generator"),
+    )
+    held_out: float = option(
+        0.0,
+        "Share of each task's training samples held out for early stopping and plateau.",
+        accepted=_SHARE_OR_ZERO,
+    )
+    early_stopping: int = option(
+        0,
+        "End a task after so many epochs without a better held-out loss, at its best weights; 0 "
+        "for never.",
+        accepted=whole(0),
+    )
     dtype: str = option("float32", "Floating-point type.", choices=("float32", "float64"))
     freeze: str = option(
-        "", "Parameters whose names start with one of these (comma-separated) are not trained."
+        "", "Freeze parameters whose names start with one of these (comma-separated)."
     )
     unprotected: str = option(
         "",
-        "Parameters whose names start with one of these are trained out of the method's reach, as "
-        "heads are.",
+        "Train parameters whose names start with one of these out of the method's reach, as heads "
+        "are.",
     )
     eval_mode_after: int = option(
         0,
@@ -37,13 +110,13 @@ class Training:
     )
     storage: str = option(
         "dense",
-        "Directions are kept as float32 rows, in bfloat16, on the CPU, or as factored samples.",
+        "Store directions as float32 rows, in bfloat16, on the CPU, or as factored samples.",
         choices=_STORAGES,
     )
     budget: str = option(
         "",
-        "Bytes that stored directions may take, such as 4GB, or auto for what is free: chooses the "
-        "storage that fits, and fewer directions if none does.",
+        "Bytes for stored directions, such as 4GB, or auto for a share of free memory: chooses the "
+        "first storage that fits, and fewer directions if none does.",
     )
     evaluate: str = option(
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
@@ -56,15 +129,62 @@ class Training:
 
     def __post_init__(self) -> None:
         check_options(Training, vars(self))
+        self._check_optimizer()
         if self.budget not in ("", AUTO):
-            parsed_bytes(self.budget)
+            parse_bytes(self.budget)
         for name in ("freeze", "unprotected"):
             names = getattr(self, name)
-            require(isinstance(names, str), name, names, "names in one text, separated by commas")
+            require(isinstance(names, str), name, names, "names in one string, separated by commas")
+
+    def _check_optimizer(self) -> None:
+        """Reject settings that contradict each other or would not be used."""
+        named = self.optimizer in OPTIMIZERS if isinstance(self.optimizer, str) else False
+        accepted = f"0 for another optimizer than {' and '.join(WITH_MOMENTUM)}"
+        fits = not self.momentum or self.optimizer in WITH_MOMENTUM
+        require(fits, "momentum", self.momentum, accepted)
+        accepted = "0 for an optimizer that a function makes, which sets its own"
+        require(named or not self.weight_decay, "weight_decay", self.weight_decay, accepted)
+        accepted = "a share in (0, 1) for the plateau schedule and early stopping"
+        require(self.held_out > 0 or not self.watches_held_out, "held_out", self.held_out, accepted)
+        accepted = "0 without the plateau schedule and early stopping, which alone use it"
+        require(self.watches_held_out or not self.held_out, "held_out", self.held_out, accepted)
 
     @property
-    def beginnings(self) -> dict[str, tuple[str, ...]]:
-        """What names of parameters start with, by the setting that has a say on these."""
+    def watches_held_out(self) -> bool:
+        """Whether training depends on the loss on held-out samples."""
+        return self.schedule == "plateau" or self.early_stopping > 0
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """The settings that have no effect here: name → what they belong to."""
+        step, plateau = self.schedule == "step", self.schedule == "plateau"
+        uses = {
+            "decay": ("the schedules step and plateau", step or plateau),
+            "decay_after": ("the schedules step and plateau", step or plateau),
+            "least_lr": ("the schedule plateau", plateau),
+            "momentum": (f"{' and '.join(WITH_MOMENTUM)}", self.optimizer in WITH_MOMENTUM),
+            "held_out": ("early stopping and the schedule plateau", self.watches_held_out),
+        }
+        return {name: owner for name, (owner, used) in uses.items() if not used}
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether the optimizer is SGD without momentum and weight decay."""
+        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether all steps are alike: plain SGD at one rate on the samples as they are."""
+        return self.is_plain_sgd and self.schedule == "constant" and not self.augmentation
+
+    @property
+    def trains_one_seed(self) -> bool:
+        """Whether seeds must train one by one, whatever `seeds_together` says."""
+        return self.watches_held_out or self.optimizer not in OPTIMIZERS
+
+    @property
+    def prefixes(self) -> dict[str, tuple[str, ...]]:
+        """The prefixes of parameter names in `freeze` and `unprotected`."""
         settings = {"freeze": self.freeze, "unprotected": self.unprotected}
         return {
             setting: tuple(part.strip() for part in text.split(",") if part.strip())
@@ -75,7 +195,7 @@ class Training:
 @final
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: what an observer is told after every epoch and every task."""
+    """The progress of a run, after every epoch and every task."""
 
     seeds: tuple[int, ...]
     task: int  # from 1
@@ -83,8 +203,8 @@ class Progress:
     epoch: int  # from 1
     epochs: int
     done: float  # share of the whole run
-    accuracy: float | None  # mean over the tasks so far in percent, once one was evaluated
-    measured: list[list[float]]  # after this task, [seed][on task], NaN while not evaluated
+    accuracy: float | None  # mean over the tasks so far, in percent; None before the first
+    measured: list[list[float]]  # after this task, [seed][on task], NaN before evaluation
 
 
 Observer = Callable[[Progress], None]

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, Guard
+from tests.methods.test_own_methods import own
 
 CLASSES, LENGTH, WORDS, WIDTH, BATCH = 3, 5, 11, 8, 8
 
@@ -60,6 +61,7 @@ class Case:
             return MODELS[self.model]().to(self.dtype)
 
 
+SI = own.SI(strength=0.5, damping=0.01)
 PCA = PCAOGD(components=4, samples=20)
 CASES = [
     Case("ddp-ogd", "mlp", "sgd", OGD(samples=9), "ddp"),
@@ -70,6 +72,8 @@ CASES = [
     Case("ddp-ewc", "mlp", "sgd", EWC(strength=5.0), "ddp"),
     Case("ddp-a-gem", "mlp", "sgd", AGEM(memory=9, batch_size=5), "ddp"),
     Case("ddp-gem", "mlp", "adamw", GEM(memory=9), "ddp"),
+    Case("ddp-si", "mlp", "sgd", SI, "ddp"),
+    Case("ddp-gpm", "mlp", "adamw", own.GPM(threshold=0.5, samples=20), "ddp"),
     Case("fsdp-ogd", "mlp", "sgd", OGD(samples=9), "fsdp"),
     Case("fsdp-ogd-adamw", "mlp", "adamw", OGD(samples=9), "fsdp"),
     Case("fsdp-pca", "transformer", "adamw", PCA, "fsdp"),
@@ -79,6 +83,7 @@ CASES = [
     Case("fsdp-fewer", "mlp", "sgd", PCA, "fsdp", options={"max_rank": 6}),
     Case("fsdp-coarse", "mlp", "adamw", PCA, "fsdp", options={"storage": "bfloat16"}),
     Case("fsdp-ewc", "mlp", "sgd", EWC(strength=5.0), "fsdp"),
+    Case("fsdp-si", "mlp", "adamw", SI, "fsdp"),
     Case("fsdp-some", "mlp", "sgd", OGD(samples=9), "fsdp", options={"exclude": ["4"]}),
 ]
 

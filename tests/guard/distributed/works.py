@@ -13,11 +13,14 @@ from torch.utils.data import DataLoader
 
 from forgetless import AGEM, EWC, OGD, PCAOGD, ConfigError, DataError, Guard
 from forgetless.guard.distributed.checkpoint import load_guard, save_guard
+from tests.methods.test_orthogonal import Freeze
+from tests.methods.test_own_methods import own
 
 from .cases import CASES, OPTIMIZERS, loader, shared, started, steps, task, trained, weights
 
 BY_NAME = {case.name: case for case in CASES}
-CONTINUED = [BY_NAME[name] for name in ("fsdp-pca", "fsdp-ewc", "ddp-factored")]
+CONTINUED_NAMES = ("fsdp-pca", "fsdp-ewc", "fsdp-si", "ddp-factored", "ddp-si")
+CONTINUED = [BY_NAME[name] for name in CONTINUED_NAMES]
 
 
 def all_cases(rank, folder, names):
@@ -197,10 +200,16 @@ def _refused(rank, x, y):
     assert guard.tasks == 0
     with pytest.warns(UserWarning, match="neither in DistributedDataParallel nor sharded"):
         Guard(model.module, torch.optim.SGD(model.parameters(), 0.1), OGD())
+    with pytest.raises(ConfigError, match=r"der\+\+ uses the batch of every step.* one process"):
+        Guard(model, torch.optim.SGD(model.parameters(), 0.1), own.DERPP())
     sharded = shared(BY_NAME["fsdp-ogd"])
     optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
     with pytest.raises(ConfigError, match=r"a-gem takes gradients.*DistributedDataParallel"):
         Guard(sharded, optimizer, AGEM())
+    with pytest.raises(ConfigError, match=r"gpm may need all weights in one place.* separable = T"):
+        Guard(sharded, optimizer, own.GPM())
+    with pytest.raises(ConfigError, match="Axes needs all columns of a vector"):
+        Guard(sharded, optimizer, Freeze()).end_task((x, y))
     with pytest.raises(ConfigError, match="'dense', 'bfloat16' or 'cpu' for a sharded model"):
         Guard(sharded, optimizer, OGD(), storage="factored")
     with pytest.raises(ConfigError, match="budget= is not for sharded models"):

@@ -1,9 +1,31 @@
 """What the tests of all integrations share."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from forgetless import Guard
+from forgetless import Guard, Method
+
+
+@dataclass(frozen=True)
+class Looking(Method):
+    """Notes the batch of each step, and calls the model on it."""
+
+    name = "looking"
+    acts_on = "gradient"
+    needs_batch = True
+    seen: list
+
+    def init(self, view):
+        return None
+
+    def update(self, g, state, view):
+        self.seen.append(view.batch)
+        return g + 0 * view.gradient(view.batch), state
+
+    def consolidate(self, state, view, task):
+        return state
 
 
 def points(shift: float, n: int = 48) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from forgetless import PCAOGD, ConfigError
 from forgetless.guard.frameworks.avalanche import GuardPlugin
-from tests.guard.frameworks.common import leak, network, points, vector
+from tests.guard.frameworks.common import Looking, leak, network, points, vector
 
 METHOD = PCAOGD(components=10, samples=48)
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -133,3 +133,13 @@ def test_mistakes_are_found_before_training():
         GuardPlugin(METHOD, componets=3)
     with pytest.raises(ConfigError, match="no guard yet"):
         GuardPlugin(METHOD).guard  # noqa: B018
+
+
+def test_methods_see_the_batch_of_every_step():
+    seen = []
+    model = network()
+    strategy = learner(model, [GuardPlugin(Looking(seen))], epochs=1)
+    strategy.train(benchmark([points(0)]).train_stream[0])
+    assert [len(batch) for batch in seen] == [8] * 6
+    labels = torch.cat([batch.parts[0].target for batch in seen])
+    assert torch.equal(labels.sort().values, points(0)[1].sort().values)

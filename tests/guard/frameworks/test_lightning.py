@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard, tangent_features
-from forgetless.guard.frameworks.keeper import GuardOptions
+from forgetless.guard.frameworks.base import GuardOptions
 from forgetless.guard.frameworks.lightning import GuardCallback
-from tests.guard.frameworks.common import leak, network, points, vector
+from tests.guard.frameworks.common import Looking, leak, network, points, vector
 
 METHOD = PCAOGD(components=10, samples=48)
 SETTINGS = {
@@ -124,7 +124,8 @@ def test_checkpoints_hold_what_is_remembered(tmp_path, method):
     assert fresh.guard.tasks == 1
     loaded = fresh.guard.state_dict()
     assert loaded.keys() == remembered.keys()
-    for name in loaded.keys() - {"generators"}:  # A-GEM draws batches with them
+    # A-GEM draws batches with the generators; the header counts steps.
+    for name in loaded.keys() - {"generators", "header"}:
         torch.testing.assert_close(loaded[name], remembered[name], rtol=0, atol=0)
     if method is METHOD:
         assert leak(fresh.guard, before, vector(resumed, fresh.guard.names)) < 1e-5
@@ -215,3 +216,13 @@ def test_what_is_remembered_has_gone_through_the_hooks(of_data):
     directions = callback.guard.state_dict()["memory.directions"]
     outside = phi - phi @ directions.T @ directions
     assert float(outside.norm() / phi.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_methods_see_the_batches_of_every_step(accumulated):
+    seen = []
+    fit(Classifier(), 0, GuardCallback(Looking(seen)), accumulate_grad_batches=accumulated)
+    assert [len(batch) for batch in seen] == [8 * accumulated] * (12 // accumulated)
+    first = next(iter(loader(0)))
+    assert torch.equal(seen[0].parts[0].args[0][:8], first[0])
+    assert torch.equal(seen[0].parts[0].target[:8], first[1])

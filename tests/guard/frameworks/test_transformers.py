@@ -19,7 +19,7 @@ from transformers import (
 
 from forgetless import OGD, PCAOGD, ConfigError
 from forgetless.guard.frameworks.transformers import GuardTrainerCallback
-from tests.guard.frameworks.common import leak, vector
+from tests.guard.frameworks.common import Looking, leak, vector
 
 METHOD = PCAOGD(components=10, samples=20)
 TINY = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 0}
@@ -141,3 +141,15 @@ def test_mistakes_are_found_before_training():
         GuardTrainerCallback(METHOD, componets=3)
     with pytest.raises(ConfigError, match="no guard yet"):
         GuardTrainerCallback(METHOD).guard  # noqa: B018
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_methods_see_the_batches_of_every_step(tmp_path, accumulated):
+    seen = []
+    callback = GuardTrainerCallback(Looking(seen))
+    train(gpt2(), tokens(0), tmp_path, callback, gradient_accumulation_steps=accumulated)
+    assert [len(batch) for batch in seen] == [4 * accumulated] * 6
+    part = seen[0].parts[0]
+    assert torch.equal(part.kwargs["input_ids"], part.target)
+    rows = {tuple(row["input_ids"].tolist()) for row in tokens(0)}
+    assert all(tuple(row.tolist()) in rows for row in part.target)

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from forgetless.launch.engines.mirror import SAVED, Mirror
-from forgetless.launch.engines.storage import ObjectStore
+from forgetless.launch.engines.storage import SAVED, Mirror, ObjectStore
 from forgetless.trace.checkpoint import checksum
 from tests.faults.readers import Reader, spoiled_json
 

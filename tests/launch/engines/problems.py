@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from forgetless import load_trace
 from forgetless.launch.config import resolve
 from forgetless.launch.engines import Engine, Event, InProcess, Order, train
-from forgetless.trace.checkpoint.lock import LOCK, _owner
+from forgetless.trace.lock import LOCK, _owner
 
 # Long enough for a worker to be killed half way, short enough for two cores.
 SETTINGS = {"tasks": 3, "epochs": 2, "train_per_class": 10, "memory": 5, "device": "cpu"}
@@ -18,7 +18,7 @@ SETTINGS = {"tasks": 3, "epochs": 2, "train_per_class": 10, "memory": 5, "device
 
 def order(folder: Path, method: str = "ogd", seeds: str = "2", **settings) -> Order:
     """A run on digits, with a checkpoint after every step."""
-    options = {"keep": settings.pop("keep", "all"), "fresh": settings.pop("fresh", False)}
+    options = {"keep": settings.pop("keep", "all"), "resume": settings.pop("resume", None)}
     config = resolve("rotated-digits", method, seeds=seeds, **SETTINGS | settings)
     name = f"rotated-digits {method}"
     return Order(name, config, folder, checkpoint_every=1e-9, **options)
@@ -51,7 +51,7 @@ class Pretended:
     workers = 2
     divides = True
     device = InProcess.device
-    carry_out = InProcess.carry_out
+    execute = InProcess.execute
 
 
 class Events(list[Event]):

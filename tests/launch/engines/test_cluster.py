@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from forgetless.launch.engines import Cluster
-from forgetless.launch.engines.job import Job
-from forgetless.launch.runs import standing
-from forgetless.paper.store import load_results
+from forgetless.launch.engines import Cluster, Job
+from forgetless.launch.runs import status_of
+from forgetless.paper.results import load_results
 from tests.conftest import forgetless
 
 from .kills import LONG, connect, node_of, ray_nodes
@@ -54,7 +53,7 @@ def test_bad_settings_of_a_job_are_an_error_of_the_run(nodes, tmp_path):
 
 
 # A node may die while it writes a checkpoint, which is then told, and the one before is taken.
-@pytest.mark.filterwarnings("ignore:.*the run goes on from what was saved before")
+@pytest.mark.filterwarnings("ignore:.*the run resumes from the checkpoint before it")
 def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
     """All its processes are killed at once, as when a machine loses its power."""
     shared = f"file://{tmp_path}/shared"
@@ -92,7 +91,7 @@ def test_who_stops_asking_stops_the_jobs_and_they_go_on_later(nodes, expected, t
     wanted = order(tmp_path / "ogd", **LONG)
     with pytest.raises(Enough):
         trained([wanted], Cluster(), watch)
-    assert standing(tmp_path / "ogd", wanted.config) == "unfinished"
+    assert status_of(tmp_path / "ogd", wanted.config).kind == "unfinished"
     assert trained([wanted], Cluster()) == {"ogd": None}
     assert_alike(tmp_path / "ogd", expected / "ogd")
 

@@ -14,18 +14,24 @@ from pathlib import Path
 import pytest
 
 from forgetless.cli import main
-from forgetless.launch.engines import InProcess, Processes, pull
-from forgetless.launch.engines.mirror import SAVED, Mirror
-from forgetless.launch.engines.storage import ObjectStore, is_shared
-from forgetless.launch.runs import standing
-from forgetless.paper.store import load_results
+from forgetless.launch.engines import InProcess, Processes
+from forgetless.launch.engines.storage import (
+    SAVED,
+    Mirror,
+    ObjectStore,
+    download_state,
+    is_shared,
+)
+from forgetless.launch.runs import status_of
+from forgetless.paper.results import load_results
 from forgetless.support.errors import (
     ConfigError,
     ForgetlessWarning,
     TraceError,
     UnwritableError,
 )
-from forgetless.trace.checkpoint import CHECKPOINTS, FolderLock, Store, checksum
+from forgetless.trace.checkpoint import CHECKPOINTS, Store, checksum
+from forgetless.trace.lock import FolderLock
 
 from .problems import Events, Pretended, assert_alike, order, trained
 
@@ -105,8 +111,8 @@ def test_files_come_and_go(place, tmp_path):
     assert (tmp_path / "got" / "c").read_bytes() == b"2"
     storage.remove("d")
     storage.remove("d")  # gone already
-    storage.remove_folder("a/b")
-    storage.remove_folder("a/b")
+    storage.remove("a/b", folder=True)
+    storage.remove("a/b", folder=True)
     assert storage.names() == ["a/c"]
 
 
@@ -118,10 +124,10 @@ def test_a_run_goes_on_on_another_machine(place, engine, expected, tmp_path):
         trained([stored(tmp_path / "one", url)], engine, stopping(0.6))
     assert not (folder / "ogd" / "trace.json").exists()
     other = stored(tmp_path / "two" / "ogd", url)
-    pull(other)
-    assert standing(other.folder, other.config) == "unfinished"
+    download_state(other.storage, other.folder)
+    assert status_of(other.folder, other.config).kind == "unfinished"
     changed = replace(other.config, lr=0.5)
-    assert standing(other.folder, changed) == "other"
+    assert status_of(other.folder, changed).kind == "other"
     events = Events()
     assert trained([other], engine, events) == {"ogd": None}
     begun = [e.progress.done for e in events if e.progress and e.job.seeds[0] == 0]
@@ -131,7 +137,7 @@ def test_a_run_goes_on_on_another_machine(place, engine, expected, tmp_path):
     assert sorted(f.name for f in (folder / "ogd").iterdir()) == ["seed-0", "seed-1", "trace.json"]
     # Once more, from a third: there is nothing to do.
     third, events = stored(tmp_path / "three" / "ogd", url), Events()
-    pull(third)
+    download_state(third.storage, third.folder)
     assert trained([third], InProcess(), events) == {"ogd": None}
     assert not [e for e in events if e.progress]
     assert_alike(third.folder, expected)
@@ -199,7 +205,7 @@ def newest(folder: Path, pattern: str) -> Path:
 def test_what_is_damaged_is_noticed_and_the_one_before_is_taken(pattern, damage, saved, tmp_path):
     whole = fetched(saved, tmp_path / "whole")["learner"]["steps"]
     damage(newest(saved, pattern))
-    with pytest.warns(ForgetlessWarning, match=r"is damaged: .*; the run goes on from what was"):
+    with pytest.warns(ForgetlessWarning, match=r"is damaged: .* resumes from the checkpoint"):
         assert fetched(saved, tmp_path / "here")["learner"]["steps"] == whole - 1
     for file in saved.glob("pointer-*"):
         file.write_text("{}")
@@ -239,7 +245,7 @@ def test_storage_that_fails_for_a_while_does_not_stop_a_run(expected, monkeypatc
 def test_replacing_a_run_leaves_nothing_of_it(place, tmp_path):
     url, folder = place
     assert trained([stored(tmp_path / "a", url, seeds="3")], Pretended()) == {"a": None}
-    other = replace(stored(tmp_path / "b", url, seeds="1", tasks=2), fresh=True)
+    other = replace(stored(tmp_path / "b", url, seeds="1", tasks=2), resume=False)
     assert trained([other], Pretended()) == {"b": None}
     shutil.rmtree(tmp_path / "a")
     found = {f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()}
@@ -294,6 +300,6 @@ def test_a_build_in_shared_storage_trains_nothing_twice(server, capsys, monkeypa
 
     first = built("first", "--runs", runs)
     assert "(1 of 20 runs)" in capsys.readouterr().err
-    monkeypatch.setattr("forgetless.paper.work.train", None)  # calling it would fail
+    monkeypatch.setattr("forgetless.paper.workshop.train", None)  # calling it would fail
     assert built("second", "--runs", runs) == first
     assert "runs)" not in capsys.readouterr().err

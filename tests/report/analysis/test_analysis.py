@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from forgetless import TraceError, tangent_features, theory
-from forgetless.launch.rebuild import network_of, samples_of, settings_of, tasks_of
+from forgetless.launch.rebuild import rebuild, samples_of
 from forgetless.report.analysis import analyse, analysed, known_analysis
-from forgetless.report.analysis.measure import _Journey
+from forgetless.report.analysis.measure import _SeedRun
 from forgetless.trace import load_trace
 
 SAMPLES = 25
@@ -21,9 +21,9 @@ SAMPLES = 25
 
 def dense_features(trace, at: int, task: int, names=None) -> torch.Tensor:
     """φ of the same samples as the analysis takes, as a matrix in float64."""
-    tasks = tasks_of(trace)
-    model = network_of(settings_of(trace), tasks, trace.weights(0, at)).double().eval()
-    split = tasks.task(task, [0]).train
+    made = rebuild(trace)
+    model = made.network(trace.weights(0, at)).double().eval()
+    split = made.tasks.task(task, [0]).train
     index = torch.linspace(0, len(split) - 1, SAMPLES).round().long()
     inputs, labels = split.take(index.unsqueeze(0))
     return tangent_features(model, inputs[0].double(), labels[0], params=names).dense()
@@ -66,7 +66,7 @@ def test_heads_are_no_part_of_what_is_protected(digits_run):
     trace = digits_run("split-digits", "pca-ogd")
     found = analyse(trace, samples=SAMPLES)
     assert found.projected
-    model = network_of(settings_of(trace), tasks_of(trace), trace.weights(0, 0))
+    model = rebuild(trace).network(trace.weights(0, 0))
     names = [n for n, _ in model.named_parameters() if not n.startswith("head.")]
     basis = trace.memory(0)["directions"].double()[: int(trace.memory(0)["ranks"][0])]
     sides = [theory.factors(dense_features(trace, 0, t, names), rtol=3e-4) for t in (0, 1)]
@@ -118,24 +118,24 @@ def test_a_forecast_stands_beside_what_was_measured(digits_run):
 
 def test_the_forecast_of_a_projecting_method_avoids_its_directions(digits_run):
     trace = digits_run("split-digits", "pca-ogd")
-    journey = _Journey.of(trace, None, SAMPLES)
-    basis = journey.basis(1)
-    assert basis.shape[1] == sum(p.numel() for p in journey.model.parameters())
+    replayed = _SeedRun.of(trace, rebuild(trace), SAMPLES)
+    basis = replayed.basis(1)
+    assert basis.shape[1] == sum(p.numel() for p in replayed.model.parameters())
     rows = trace.memory(0)["directions"][: len(basis)]
     torch.testing.assert_close(basis.square().sum(1), rows.square().sum(1))
-    heads = [p.numel() for n, p in journey.model.named_parameters() if n.startswith("head.")]
+    heads = [p.numel() for n, p in replayed.model.named_parameters() if n.startswith("head.")]
     assert not basis[:, -sum(heads) :].any()
 
 
 @pytest.mark.parametrize("setting", ["freeze", "unprotected"])
 def test_layers_out_of_reach_have_no_part_in_the_forecast(digits_run, setting):
     trace = digits_run("rotated-digits", "ogd", **{setting: "body.1"})
-    journey = _Journey.of(trace, None, SAMPLES)
-    sizes = {n: p.numel() for n, p in journey.model.named_parameters()}
+    replayed = _SeedRun.of(trace, rebuild(trace), SAMPLES)
+    sizes = {n: p.numel() for n, p in replayed.model.named_parameters()}
     first = sizes["body.1.weight"] + sizes["body.1.bias"]
     rows = trace.memory(0)["directions"]
     assert rows.shape[1] == sum(sizes.values()) - first
-    basis = journey.basis(1)
+    basis = replayed.basis(1)
     if setting == "unprotected":  # trained, but free to move
         assert not basis[:, :first].any()
         basis = basis[:, first:]
@@ -144,14 +144,18 @@ def test_layers_out_of_reach_have_no_part_in_the_forecast(digits_run, setting):
     assert [(p.source, p.target) for p in points] == [(0, 1), (1, 2)]
 
 
+def test_runs_of_other_optimizers_are_not_forecast_as_if_by_sgd(digits_run):
+    assert analyse(digits_run("rotated-digits", "sgd"), samples=SAMPLES).forecast
+    trace = digits_run("rotated-digits", "sgd", momentum=0.9)
+    assert analyse(trace, samples=SAMPLES).forecast == []
+
+
 def test_the_images_are_those_that_were_lost(digits_run):
     trace = digits_run("rotated-digits", "sgd", step_degrees=45.0, epochs=8)
     found = analyse(trace, samples=SAMPLES)
-    tasks = tasks_of(trace)
-    inputs, labels = samples_of(tasks.task(0, [0]).test)
-    before, after = (
-        network_of(settings_of(trace), tasks, trace.weights(0, t))(inputs).argmax(1) for t in (0, 2)
-    )
+    made = rebuild(trace)
+    inputs, labels = samples_of(made.tasks.task(0, [0]).test)
+    before, after = (made.network(trace.weights(0, t))(inputs).argmax(1) for t in (0, 2))
     lost = {int(i) for i in torch.nonzero((before == labels) & (after != labels))}
     shown = found.images.forgotten["0"]
     assert 0 < len(shown) <= 8

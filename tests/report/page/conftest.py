@@ -38,7 +38,7 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="session")
 def mnist_traces() -> list[Trace]:
     """Rotated MNIST with five methods and five seeds, as committed."""
-    return find_traces([TABLE1 / "rotated-mnist"])
+    return find_traces([TABLE1 / "rotated-mnist"])[0]
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +120,7 @@ CASES = {
     "single": lambda get: _with_analysis(get("digits_traces")[2:]),
     "stopped": lambda get: _with_analysis([get("stopped_trace")]),
     "long": lambda get: (get("long_traces"), []),
-    "cifar": lambda get: (find_traces([TABLE1 / "split-cifar100"]), []),
+    "cifar": lambda get: (find_traces([TABLE1 / "split-cifar100"])[0], []),
     "hostile": lambda get: ([hostile_trace()], []),
-    "several": lambda get: (find_traces([TABLE1]), []),
+    "several": lambda get: (find_traces([TABLE1])[0], []),
 }

@@ -56,7 +56,7 @@ return Array.from(document.querySelectorAll(".drawing svg"))
 
 # Controls and pictures that a screen reader could not name.
 UNNAMED = """
-const all = "button, select, img, .drawing > svg, .course svg, .map svg";
+const all = "button, select, img, .drawing > svg, .curve svg, .map svg";
 const written = (n) => n.getAttribute("aria-label") || n.alt || n.textContent.trim();
 const name = (n) => written(n) || n.labels?.length;
 return Array.from(document.querySelectorAll(all)).filter((n) => !name(n)).length;

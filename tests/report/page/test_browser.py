@@ -13,7 +13,7 @@ from tests.report.page import seen
 
 REAL = ("mnist", "digits", "single", "stopped", "long", "cifar")
 PANELS = (
-    "courses", "matrices", "finals", "spectrum", "variance", "overlaps", "forecast", "kernel",
+    "curves", "matrices", "finals", "spectrum", "variance", "overlaps", "forecast", "kernel",
     "images", "memory", "components",
 )  # fmt: skip
 
@@ -77,7 +77,7 @@ def test_a_method_is_hidden_everywhere_and_comes_back(browser, pages):
     assert browser.run(using) == before
     for button in range(3):
         browser.find("#methods button")[button].click()
-    assert "switched off" in browser.find("#courses")[0].text
+    assert "switched off" in browser.find("#curves")[0].text
     assert browser.complaints() == []
 
 
@@ -127,14 +127,14 @@ def test_the_selectors_choose_the_pair_of_tasks(browser, pages, digits_traces):
     browser.choose("#choose-method", 1)
     assert browser.find("#images img, #images .row, #images p")
     browser.choose("#choose-share", 2)
-    assert "--variance 0.99" in browser.find("#todo pre")[0].text
+    assert "--variance 0.99" in browser.find("#advice pre")[0].text
     assert browser.complaints() == []
 
 
 def test_the_csv_file_is_the_trace(browser, pages, mnist_traces):
     browser.open(pages("mnist"))
-    browser.click("#courses .csv")
-    rows = list(csv.DictReader(io.StringIO(browser.saved("courses.csv"), newline="")))
+    browser.click("#curves .csv")
+    rows = list(csv.DictReader(io.StringIO(browser.saved("curves.csv"), newline="")))
     by_method = {t.method.upper(): t for t in mnist_traces}
     found = {m: np.full_like(t.accuracy, np.nan) for m, t in by_method.items()}
     for row in rows:
@@ -147,7 +147,7 @@ def test_the_csv_file_is_the_trace(browser, pages, mnist_traces):
 
 def test_a_figure_is_saved_as_svg_with_its_colours(browser, pages):
     browser.open(pages("digits"))
-    for panel in ("courses", "spectrum"):
+    for panel in ("curves", "spectrum"):
         browser.click(f"#{panel} .svg")
         text = browser.saved(f"{panel}.svg")
         root = ET.fromstring(text)
@@ -191,9 +191,9 @@ def test_what_a_screen_reader_is_told(browser, pages):
     headings = browser.run(seen.HEADINGS)
     assert headings.startswith("H1H2")
     assert "H1" not in headings[2:]
-    browser.click("#courses details summary")
+    browser.click("#curves details summary")
     browser.run(seen.PAUSE)
-    assert len(browser.find("#courses details tbody tr")) > 10
+    assert len(browser.find("#curves details tbody tr")) > 10
     browser.click("#methods button")
     assert browser.run("return document.getElementById('said').textContent") == "SGD hidden"
 
@@ -212,9 +212,9 @@ def test_it_prints(browser, pages):
 
 def test_a_command_can_be_copied(browser, pages):
     browser.open(pages("digits"))
-    browser.click("#todo .copy")
+    browser.click("#advice .copy")
     browser.run(seen.PAUSE)
-    assert browser.find("#todo .copy")[0].text == "Copied"
+    assert browser.find("#advice .copy")[0].text == "Copied"
 
 
 def test_names_that_are_code_show_as_text(browser, pages):
@@ -223,11 +223,11 @@ def test_names_that_are_code_show_as_text(browser, pages):
     assert browser.find("h1")[0].text.startswith("<img src=x onerror=alert(1)>")
     assert len(browser.find("script")) == 4  # the numbers, the library's two, the program
     assert browser.find("img, b:not(.missing b), i, main svg[onload]") == []
-    browser.click("#courses details summary")
+    browser.click("#curves details summary")
     browser.run(seen.PAUSE)
-    cells = browser.run(seen.CELLS, "#courses td")
+    cells = browser.run(seen.CELLS, "#curves td")
     assert {"<script>window.hacked = 1</script>", "x" * 300} <= set(cells)
-    assert browser.run("return document.querySelector('#courses td bdi').dir") == "auto"
+    assert browser.run("return document.querySelector('#curves td bdi').dir") == "auto"
     assert browser.complaints() == []
 
 
@@ -236,5 +236,5 @@ def test_several_scenarios_are_chosen_among(browser, pages):
     first = browser.find(".headline")[0].text
     browser.choose("#choose-scenario", 1)
     assert browser.find(".headline")[0].text != first
-    assert browser.find("#courses svg")
+    assert browser.find("#curves svg")
     assert browser.complaints() == []

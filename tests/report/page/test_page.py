@@ -1,4 +1,4 @@
-"""The page as text: its size, its numbers, what it does without."""
+"""The page as text: its size, its numbers, its independence of other files."""
 
 import html
 import json
@@ -6,13 +6,17 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from forgetless import SGD, TraceError, Training, fit
+from forgetless import PCAOGD, SGD, TraceError, Training, fit, scenario
 from forgetless.cli.report import make_report
+from forgetless.report import plots
+from forgetless.report.comparison import find_traces
 from forgetless.report.page import build_page, write_page
 from forgetless.trace import Trace
 from tests.conftest import blobs, forgetless
@@ -53,8 +57,31 @@ def test_the_numbers_of_the_page_are_those_of_the_traces(mnist_traces):
         assert entry["average"][0] == pytest.approx(summary["average_accuracy"]["mean"])
         assert entry["forgetting"][1] == pytest.approx(summary["forgetting"]["std"])
         assert entry["command"].startswith(f"forgetless run rotated-mnist --method {trace.method}")
-        assert "--protocol released" in entry["command"]
-        assert "--centred" not in entry["command"]  # the protocol says it
+        assert ("--centred" in entry["command"]) is (trace.method == "pca-ogd")
+        assert ("--ewc-fisher released" in entry["command"]) is (trace.method == "ewc")
+
+
+def test_the_page_says_which_classes_compete_and_on_what_it_was_measured():
+    values = np.array([[[90.0, np.nan], [70.0, 80.0]]])
+    settings = {"setting": "class", "validation_per_class": 9}
+    trace = Trace("split-digits", "sgd", (0,), ("a", "b"), values, settings, status="complete")
+    (group,) = content(build_page([trace]))["groups"]
+    assert group["scenario"] == "split-digits, class-incremental"
+    assert group["setting"].startswith("All classes of the tasks learned so far")
+    assert group["measure"] == "validation accuracy"
+    assert "validation accuracy" in group["headline"]
+
+
+def test_a_broken_trace_does_not_refuse_the_others(tmp_path, capsys):
+    fit(blobs(), SGD(), training=Training(lr=0.1, epochs=1), out=tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "trace.json").write_text("{}")
+    status, out, _ = forgetless(["report", tmp_path], capsys)
+    assert status == 0
+    assert f"Left out: {tmp_path}/bad/trace.json is not a trace" in out
+    page = content((tmp_path / "report.html").read_text("utf-8"))
+    assert [e["label"] for e in page["groups"][0]["entries"]] == ["SGD"]
+    assert page["broken"] == [next(n for n in out.splitlines() if "Left out" in n)[10:]]
 
 
 def test_nothing_of_the_page_comes_from_elsewhere(mnist_traces):
@@ -85,6 +112,44 @@ def test_a_run_from_a_script_has_a_page(tmp_path):
     (group,) = content(build_page([made]))["groups"]
     assert group["entries"][0]["command"] is None
     assert group["folders"] == []
+
+
+@dataclass(frozen=True)
+class Weighted(SGD):
+    """A method of a script's own."""
+
+    name: ClassVar[str] = "weighted"
+    label: ClassVar[str] = "Weighted SGD"
+    weight: float = 1.0
+
+
+def test_a_method_of_a_script_has_its_own_label_and_colour(tmp_path):
+    """In a process that has never heard of the method."""
+    for method in (SGD(), Weighted(2.0), Weighted(3.0)):
+        name = f"{method.name}-{getattr(method, 'weight', '')}"
+        fit(blobs(), method, training=Training(lr=0.1, epochs=1), out=tmp_path / name)
+    command = [sys.executable, "-m", "forgetless", "report", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    (group,) = content((tmp_path / "report.html").read_text("utf-8"))["groups"]
+    labels = [e["label"] for e in group["entries"]]
+    assert labels == ["SGD", "Weighted SGD, weight 2.0", "Weighted SGD, weight 3.0"]
+    assert len({e["colour"] for e in group["entries"]}) == 3
+    figure = plots.final_accuracy(find_traces([tmp_path])[0])
+    assert [line.get_text() for line in figure.legends[0].texts] == labels
+
+
+def test_a_run_of_readmes_python_example_is_analysed_by_the_command(tmp_path, capsys):
+    tasks = scenario("rotated-digits", tasks=3, train_per_class=10)
+    method = PCAOGD(components=5, samples=50)
+    fit(tasks, method, training=Training(lr=0.05, epochs=1), out=tmp_path / "run")
+    status, out, _ = forgetless(["report", tmp_path / "run", "--analyse"], capsys)
+    assert status == 0
+    assert "could not be analysed" not in out
+    page = content((tmp_path / "run" / "report.html").read_text("utf-8"))
+    (entry,) = page["groups"][0]["entries"]
+    assert entry["label"] == "PCA-OGD"
+    assert entry["analysis"]["projected"]
+    assert entry["command"].startswith("forgetless run rotated-digits --method pca-ogd --tasks 3")
 
 
 def test_the_command_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
@@ -121,8 +186,8 @@ def test_what_cannot_be_analysed_is_said_and_the_page_made(tmp_path, capsys):
     fit(blobs(), SGD(), training=Training(lr=0.1, epochs=1), out=tmp_path / "run")
     status, out, _ = forgetless(["report", tmp_path / "run", "--analyse"], capsys)
     assert status == 0
-    assert "sgd could not be analysed" in out
-    assert "was not made by `forgetless run`" in out
+    assert "SGD could not be analysed" in out
+    assert "that returns tasks" in out
     assert (tmp_path / "run" / "report.html").is_file()
 
 

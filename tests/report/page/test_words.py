@@ -8,7 +8,7 @@ import pytest
 from forgetless.launch.config import resolve
 from forgetless.report.comparison import compare
 from forgetless.report.page import headline
-from forgetless.report.page.words import command, worst_task
+from forgetless.report.page.words import command_line, worst_task
 from forgetless.trace import Trace
 
 
@@ -60,6 +60,14 @@ def test_when_nothing_helped():
     assert say(run("sgd", GOOD), run("ewc", BAD)).startswith("No method did better than SGD")
 
 
+def test_validation_accuracy_is_called_so():
+    runs = [run("sgd", BAD), run("ogd", GOOD)]
+    assert "validation" not in say(*runs)
+    for trace in runs:
+        trace.config["validation_per_class"] = 10
+    assert say(*runs).endswith("between tasks 2 and 3. This is validation accuracy.")
+
+
 def test_a_very_long_name_does_not_flood_the_sentence():
     assert len(say(run("m" * 300, BAD))) < 200
 
@@ -71,27 +79,32 @@ def test_the_worst_stretch_is_the_shortest_that_holds_most_of_the_loss():
 
 
 def test_a_command_gives_the_settings_back():
-    config = resolve("rotated-digits", "pca-ogd", tasks=3, lr=0.1, centred=True, seeds="3,7")
-    words = shlex.split(command(config.as_dict()))
+    config = resolve("rotated-digits", "pca-ogd", tasks=3, lr=0.1, centred=True)
+    words = shlex.split(command_line(config.as_dict(), seeds="3,7"))
     assert words[:5] == ["forgetless", "run", "rotated-digits", "--method", "pca-ogd"]
     rest = words[5:]
     assert "--centred" in rest
     rest.remove("--centred")
     given = dict(zip(rest[::2], rest[1::2], strict=True))
     assert given == {"--tasks": "3", "--lr": "0.1", "--seeds": "3,7"}
-    other = command(config.as_dict(), method="gem", memory=7, tasks=5)
-    assert other == ("forgetless run rotated-digits --method gem --lr 0.1 --seeds 3,7 --memory 7")
+    other = command_line(config.as_dict(), method="gem", memory=7, tasks=5, seeds="3,7")
+    assert other == ("forgetless run rotated-digits --method gem --memory 7 --lr 0.1 --seeds 3,7")
 
 
 def test_a_command_has_only_what_its_method_uses():
     config = resolve("split-digits", "sgd", memory=7, step_degrees=30.0).as_dict()
-    assert command(config) == "forgetless run split-digits --method sgd"
-    protected = command(config, method="pca-ogd", variance=0.95)
+    assert command_line(config) == "forgetless run split-digits --method sgd"
+    protected = command_line(config, method="pca-ogd", variance=0.95)
     assert protected == "forgetless run split-digits --method pca-ogd --variance 0.95"
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"method": {"memory": 3}}, {"scenario": "x", "method": "sgd"}]
+    "config",
+    [
+        {},
+        {"scenario": "x", "method": "sgd"},
+        {"scenario": "rotated-digits", "method": "sgd", "model_from": "as given"},
+    ],
 )
 def test_a_run_that_a_script_made_has_no_command(config):
-    assert command(config) is None
+    assert command_line(config) is None

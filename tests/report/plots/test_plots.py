@@ -28,7 +28,7 @@ def analyses(traces):
     return {trace.method: analyse(trace, samples=20) for trace in traces}
 
 
-FROM_RUNS = ("accuracy_matrices", "accuracy_courses", "final_accuracy", "accuracy_against_memory")
+FROM_RUNS = ("accuracy_matrices", "accuracy_curves", "final_accuracy", "accuracy_against_memory")
 FROM_ANALYSES = (
     "overlap_spectra", "overlap_maps", "explained_variance", "forecast_against_measured",
     "kernel_change",
@@ -59,7 +59,7 @@ def test_the_matrices_show_the_means(traces):
 
 def test_the_courses_and_finals_show_the_means(traces):
     sgd = traces[0].accuracy.mean(0)
-    courses = plots.accuracy_courses(traces)
+    courses = plots.accuracy_curves(traces)
     for s in range(3):
         line = courses.axes[s].lines[0]
         np.testing.assert_array_equal(line.get_xdata(), np.arange(s, 3) + 1)
@@ -94,8 +94,8 @@ def test_what_cannot_be_drawn_is_said(traces, analyses, tmp_path):
     with pytest.raises(ConfigError, match="of one scenario"):
         plots.final_accuracy([*traces, other])
     with pytest.raises(ConfigError, match="must have learned a task"):
-        plots.accuracy_courses([other])
-    with pytest.raises(ConfigError, match="must have kept the methods' memory"):
+        plots.accuracy_curves([other])
+    with pytest.raises(ConfigError, match="must have stored the methods' memory"):
         plots.accuracy_against_memory([other])
     with pytest.raises(ConfigError, match="target must be an analysed task, up to 2"):
         plots.overlap_spectra(analyses, 0, 5)

@@ -8,9 +8,8 @@ from torch import nn
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, Joint, Training, fit, scenario
 from forgetless.support.errors import TrainingError
-from forgetless.support.streams import stream
-from forgetless.training.learner import Learner
-from forgetless.training.view import Draws, batches_of, choose
+from forgetless.training.fast.recording import Recorder, batches_of
+from forgetless.training.sampling import batch_of
 from tests.conftest import blobs
 from tests.faults.problems import Plug, assert_same, small_run, stopped_run
 
@@ -20,20 +19,21 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 class OnPaper:
-    """A recording without a GPU: the steps are remembered and done when it is replayed."""
+    """A recording without a GPU: the steps are stored and taken when it is replayed."""
 
-    def __init__(self, take, step, seeds, batch_size, steps, draws, result, device, beside):
-        self.take, self.step, self.batch_size, self.draws = take, step, batch_size, draws
-        self.steps, self.result = steps, result
-        self.choices = draws.blank(steps)
+    def __init__(self, learner, split, task, batch_size, steps, earlier):
+        self.learner, self.split, self.task = learner, split, task
+        self.batch_size, self.steps = batch_size, steps
+        self.choices = learner.sampler.blank(steps)
 
     def replay(self, index):
+        sampler = self.learner.sampler
         if self.choices.numel():
-            self.choices.copy_(self.draws.take(self.steps))
-        with self.draws.handing_out(self.choices):
-            for batch in batches_of(self.take(index), self.batch_size):
-                self.step(batch)
-        return self.result()
+            self.choices.copy_(sampler.take(self.steps))
+        with sampler.handing_out(self.choices):
+            for batch in batches_of(batch_of(self.split, index, self.task), self.batch_size):
+                self.learner.update(batch)
+        return self.learner.network.theta.isfinite().all(1)
 
 
 class Refused(OnPaper):
@@ -55,14 +55,14 @@ class ShortOfMemory(OnPaper):
 
 def recorded(monkeypatch, kind: type) -> None:
     """Let learners on a CPU record, in a way that a CPU can."""
-    plain = Learner.__init__
+    plain = Recorder.__init__
 
-    def init(self, *args, **options):
-        plain(self, *args, **options)
-        self._records = True
+    def init(self, learner):
+        plain(self, learner)
+        self.active = True
 
-    monkeypatch.setattr(Learner, "__init__", init)
-    monkeypatch.setattr("forgetless.training.learner.Recording", kind)
+    monkeypatch.setattr(Recorder, "__init__", init)
+    monkeypatch.setattr("forgetless.training.fast.recording.Recording", kind)
 
 
 def weights(trace):
@@ -122,7 +122,7 @@ def test_recordings_take_over_the_memory_of_earlier_ones(monkeypatch):
 
 def test_weights_that_break_are_noticed_before_the_task_ends(monkeypatch):
     recorded(monkeypatch, OnPaper)
-    monkeypatch.setattr("forgetless.training.learner._UNSEEN", 4)
+    monkeypatch.setattr("forgetless.training.learner._UNCHECKED", 4)
     wild = replace(TRAINING, lr=1e30, epochs=50)
     epochs = []
     with pytest.raises(TrainingError, match=r"by step \d+ of task 1, seed 3"):
@@ -170,44 +170,25 @@ def test_recorded_steps_with_batch_norm_that_is_fixed_on_the_way(monkeypatch):
     assert all(map(torch.equal, weights(found), weights(expected)))
 
 
-def test_draws_ahead_are_those_of_single_steps():
-    def draws() -> Draws:
-        return Draws([stream(s, "test") for s in (0, 1)], torch.device("cpu"))
-
-    def ask(some: Draws) -> list[torch.Tensor]:
-        return [some(3, 7), some(2, 5)]
-
-    one_by_one, ahead = draws(), draws()
-    expected = []
-    for _ in range(4):
-        with one_by_one.step():
-            expected += ask(one_by_one)
-    with ahead.step():
-        found = ask(ahead)
-    ahead.ahead(3)
-    with ahead.step():
-        found += ask(ahead)
-    with ahead.handing_out(ahead.take(2)):
-        found += ask(ahead) + ask(ahead)
-    assert all(map(torch.equal, found, expected))
-    first = choose(3, 7, [stream(s, "test") for s in (0, 1)])
-    assert torch.equal(found[0], first)
-
-
 @needs_gpu
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-@pytest.mark.parametrize("name", ["rotated-digits", "split-digits"])
-def test_a_gpu_that_repeats_recorded_steps_agrees_with_single_ones(method, name, monkeypatch):
-    tasks = scenario(name, tasks=3, train_per_class=60)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("rotated-digits", {}), ("split-digits", {}), ("split-digits", {"setting": "class"})],
+    ids=["rotated", "split", "class-incremental"],
+)
+def test_a_gpu_that_repeats_recorded_steps_agrees_with_single_ones(
+    method, name, options, monkeypatch
+):
+    tasks = scenario(name, tasks=3, train_per_class=60, **options)
     found = fit(tasks, method, seeds=3, training=TRAINING, device="cuda")
-    plain = Learner.__init__
+    plain = Recorder.__init__
 
-    def init(self, *args, **options):
-        plain(self, *args, **options)
-        self._records = False
-        self.network.batches_linear = False
+    def init(self, learner):
+        plain(self, learner)
+        self.active = False
 
-    monkeypatch.setattr(Learner, "__init__", init)
+    monkeypatch.setattr(Recorder, "__init__", init)
     expected = fit(tasks, method, seeds=3, training=TRAINING, device="cuda")
     for ours, theirs in zip(weights(found), weights(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

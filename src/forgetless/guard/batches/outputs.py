@@ -1,23 +1,28 @@
-"""Which scalars of a model's outputs are protected."""
+"""Protected scalars of a model's outputs, and the loss that methods follow."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
+from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
-from forgetless.support.errors import ConfigError, DataError, require
+from forgetless.support.errors import ConfigError, DataError, first_line, require
 from forgetless.tangent import evaluation
 
-# From what the model returns and the target to (n,), or (n, K) for K scalars a sample.
+# From the model's outputs and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
 Named = Literal["class", "regression", "likelihood", "tokens"]
-OF_SEQUENCES = ("likelihood", "tokens")  # for outputs (n, T, V) with labels (n, T)
+_SEQUENCES = ("likelihood", "tokens")  # for outputs (n, T, V) with labels (n, T)
+_CHOICE = (
+    "'likelihood' if logits are about the next token, 'tokens' if about the one at their position"
+)
 _IGNORED = -100  # the label that transformers' losses leave out
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The tensor in what a model returns: itself, `.logits`, or the first of a tuple."""
+    """The tensor in a model's outputs: they, their `.logits`, or the first of a tuple."""
     found = outputs
     if isinstance(outputs, Mapping):
         found = outputs.get("logits")
@@ -27,161 +32,162 @@ def logits_of(outputs: Any) -> Tensor:
         found = outputs[0]
     if not isinstance(found, Tensor):
         raise ConfigError(
-            f"the model returns {_said(outputs)}: say with output= which numbers of it to protect, "
-            "and with loss= what its loss is"
+            f"the model returns {_described(outputs)}: say with output= which numbers of it to "
+            "protect, and with loss= what its loss is"
         )
     return found
 
 
-def true_class(outputs: Any, target: Tensor) -> Tensor:
+def true_class_output(outputs: Any, target: Tensor) -> Tensor:
     """The logit of a sample's own class, (n,)."""
     return evaluation.true_class(logits_of(outputs), target)
 
 
-def regression(outputs: Any, *target: Tensor) -> Tensor:
+def all_outputs(outputs: Any, *target: Tensor) -> Tensor:
+    """Every logit of a sample, (n, C)."""
+    return logits_of(outputs)
+
+
+def _regression(outputs: Any, *target: Tensor) -> Tensor:
     """Every number that the model predicts, (n, K)."""
     predicted = logits_of(outputs)
     return predicted.flatten(1) if predicted.dim() > 1 else predicted
 
 
-def likelihood(outputs: Any, tokens: Tensor) -> Tensor:
+def _likelihood(outputs: Any, tokens: Tensor) -> Tensor:
     """The mean log-likelihood of a sequence's next tokens, (n,).
 
-    Logits (n, T, V) at a position are about the token after it; tokens (n, T) of −100 are left
-    out, as transformers' language models do.
+    Logits (n, T, V) at a position are about the token after it; tokens (n, T) of −100 are ignored,
+    as in transformers' language models.
     """
     return _mean_likelihood(logits_of(outputs)[:, :-1], tokens[:, 1:])
 
 
-def likelihood_in_place(outputs: Any, labels: Tensor) -> Tensor:
+def _likelihood_in_place(outputs: Any, labels: Tensor) -> Tensor:
     """The mean log-likelihood of a sequence's labels, (n,).
 
-    Logits (n, T, V) at a position are about the label (n, T) at the same one, as those of taggers,
-    of masked language models and of encoder-decoders; labels of −100 are left out.
+    Logits (n, T, V) at a position are about the label (n, T) at the same one, as in taggers, masked
+    language models and encoder-decoders; labels of −100 are ignored.
     """
     return _mean_likelihood(logits_of(outputs), labels)
 
 
 def _mean_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """Over a sequence's labels that count, (n, T, V) and (n, T) → (n,); zero if none does."""
+    """Over the labels that are not ignored, (n, T, V) and (n, T) → (n,); zero if all are."""
     counts = labels != _IGNORED
     chosen = labels.long().clamp_min(0).unsqueeze(-1)
     each = log_softmax(logits, -1).gather(-1, chosen).squeeze(-1) * counts
     return each.sum(1) / counts.sum(1).clamp_min(1)
 
 
-def counted(output: Named | Output | None, targets: Iterable[Tensor | None]) -> int:
-    """How many labels of sequences count; of other outputs, how many samples there are."""
+_OUTPUTS: dict[str, Output] = {
+    "class": true_class_output,
+    "regression": _regression,
+    "likelihood": _likelihood,
+    "tokens": _likelihood_in_place,
+}
+
+
+def label_count(output: Named | Output | None, targets: Iterable[Tensor | None]) -> int:
+    """The labels of sequences that are not ignored; for other outputs, the number of samples."""
     labels = [target for target in targets if target is not None]
     if output == "likelihood":
         labels = [tokens[..., 1:] for tokens in labels]
-    if output in OF_SEQUENCES:
+    if output in _SEQUENCES:
         return sum(int((some != _IGNORED).sum()) for some in labels)
     return sum(map(len, labels))
 
 
-def refuse_none(output: Named | Output | None, count: int) -> None:
-    """Refuse sequences of which nothing counts: they would protect nothing."""
-    if output in OF_SEQUENCES and not count:
+def require_labels(output: Named | Output | None, count: int) -> None:
+    """Reject sequences without labels, which would protect nothing."""
+    if output in _SEQUENCES and not count:
         what = "next token" if output == "likelihood" else "label"
-        raise DataError(f"there is no {what} to remember: all are {_IGNORED}, or none follows")
+        raise DataError(f"there is no {what} to protect: all are {_IGNORED}, or none follows")
 
 
-# How to choose between those of sequences, in words.
-SEQUENCES = (
-    "'likelihood' if logits are about the next token, 'tokens' if about the one at their position"
-)
-OUTPUTS: dict[str, Output] = {
-    "class": true_class,
-    "regression": regression,
-    "likelihood": likelihood,
-    "tokens": likelihood_in_place,
-}
-
-
-def named_output(output: Named | Output | None, model: nn.Module) -> Named | Output | None:
-    """What a user chose to protect, if there is such a thing in the model."""
-    known = output is None or callable(output) or (isinstance(output, str) and output in OUTPUTS)
-    require(known, "output", output, f"{', '.join(map(repr, OUTPUTS))} or a function")
+def check_output(output: Named | Output | None, model: nn.Module) -> None:
+    """Reject a choice of outputs that there is not."""
+    known = output is None or callable(output) or (isinstance(output, str) and output in _OUTPUTS)
+    require(known, "output", output, f"{', '.join(map(repr, _OUTPUTS))} or a function")
     config = getattr(model, "config", None)
     if output == "likelihood" and getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
             "output must be 'tokens' for an encoder-decoder, not 'likelihood': its logits are "
             "about the label at the same position, not about the next one"
         )
-    return output
 
 
-def chosen_output(
+def protected_output(
     output: Named | Output | None, outputs: Any, target: Tensor | None, targets: Tensor | None
 ) -> Output:
-    """The scalars to protect: as chosen, or by what model and target look like.
+    """The scalars to protect: the user's choice, or the one that fits outputs and target.
 
     Arguments:
+        output: the choice.
         outputs, target: of a few samples.
         targets: of all samples.
     """
     if isinstance(output, str):
-        check_target(output, outputs, targets)
-        return OUTPUTS[output]
+        _check_target(output, outputs, targets)
+        return _OUTPUTS[output]
     if output is not None:
         _check_scalars(output, outputs, target)
         return output
     logits = logits_of(outputs)
     if target is None or target.is_floating_point():
-        return regression
+        return _regression
     if logits.dim() == 2 and target.dim() == 1:
-        check_target("class", outputs, targets)
-        return true_class
+        _check_target("class", outputs, targets)
+        return true_class_output
     raise ConfigError(
         f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}: say with output= what "
-        f"to protect, {SEQUENCES}, or a function of outputs and target"
+        f"to protect, {_CHOICE}, or a function of outputs and target"
     )
 
 
-def check_target(output: str, outputs: Any, targets: Tensor | None) -> None:
-    """Refuse targets that do not go with the outputs: of another shape, or outside of them."""
+def _check_target(output: str, outputs: Any, targets: Tensor | None) -> None:
+    """Reject targets of another shape than the outputs, or out of their range."""
     logits = logits_of(outputs)
     if output == "regression":
         return
     kind = "none" if targets is None else f"{tuple(targets.shape)} of {targets.dtype}"
-    whole = targets is not None and not targets.is_floating_point()
+    integer = targets is not None and not targets.is_floating_point()
     if output == "class":
-        fits = whole and logits.dim() == 2 and targets is not None and targets.dim() == 1
+        fits = integer and logits.dim() == 2 and targets is not None and targets.dim() == 1
         accepted = "labels (n,) of an integer type, for outputs (n, C)"
     else:
-        fits = whole and logits.dim() == 3 and targets is not None and targets.dim() == 2
+        fits = integer and logits.dim() == 3 and targets is not None and targets.dim() == 2
         fits = fits and targets is not None and targets.shape[1] == logits.shape[1]
         accepted = "tokens (n, T) of an integer type, for outputs (n, T, V)"
     got = f"{kind}, for outputs {('n', *logits.shape[1:])}".replace("'", "")
     if not fits or targets is None:
         raise ConfigError(f"the target of output={output!r} must be {accepted}, not {got}")
-    counted = targets if output == "class" else targets[targets != _IGNORED]
-    if counted.numel():
-        low, high = int(counted.min()), int(counted.max())
+    labels = targets if output == "class" else targets[targets != _IGNORED]
+    if labels.numel():
+        low, high = int(labels.min()), int(labels.max())
         inside = low >= 0 and high < logits.shape[-1]
         what = "labels" if output == "class" else "tokens"
         require(inside, what, f"{low} to {high}", f"in [0, {logits.shape[-1]}), as the outputs")
 
 
 def _check_scalars(output: Output, outputs: Any, target: Tensor | None) -> None:
-    """Refuse a function that does not give one number, or K, for each sample."""
+    """Reject a function that does not return one number, or K, for each sample."""
     try:
         value = output(outputs) if target is None else output(outputs, target)
     except (TypeError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise ConfigError(
             f"the function output= fails on the model's outputs and the target: {reason}"
         ) from error
-    count = batch_size(outputs, target)
+    count = _batch_size(outputs, target)
     fits = isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (1, 2)
     fits = fits and (count is None or len(value) == count)
-    accepted = "real numbers (n,) or (n, K)"
-    require(fits, "what the function output= returns", _said(value), f"{accepted} for n samples")
+    accepted = "real numbers (n,) or (n, K) for n samples"
+    require(fits, "what the function output= returns", _described(value), accepted)
 
 
-def batch_size(outputs: Any, target: Tensor | None) -> int | None:
-    """How many samples there are, None if that cannot be seen."""
+def _batch_size(outputs: Any, target: Tensor | None) -> int | None:
+    """How many samples there are, None if unknown."""
     if target is not None:
         return len(target)
     several = list(outputs.values()) if isinstance(outputs, Mapping) else outputs
@@ -191,9 +197,105 @@ def batch_size(outputs: Any, target: Tensor | None) -> int | None:
     return None
 
 
-def _said(value: object) -> str:
+def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {value.dtype}"
     if isinstance(value, Mapping):
         return f"a {type(value).__name__} of {', '.join(map(str, value))}"
     return f"a {type(value).__name__}"
+
+
+@final
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a model's outputs and the target.
+
+    Arguments:
+        function: the user's, of a batch; None for cross-entropy or squared error.
+        output: the protected scalars, which tell how a sequence's labels are aligned with logits.
+    """
+
+    function: Output | None
+    output: Named | Output | None
+
+    def mean(self, outputs: Any, target: Tensor | None) -> Tensor:
+        """The loss of a batch, a scalar."""
+        if self.function is None:
+            return self._default(outputs, target).mean()
+        value = self.function(outputs) if target is None else self.function(outputs, target)
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        single = isinstance(value, Tensor) and value.numel() == 1
+        require(single, "what loss= returns", shape, "one number")
+        return value.reshape(())
+
+    def of_each(self, outputs: Any, target: Tensor | None) -> Tensor:
+        """Each sample's loss, (n,); with a user's loss, that of a batch of one sample."""
+        if self.function is None:
+            return self._default(outputs, target)
+        count = _batch_size(outputs, target)
+        if count is None:
+            raise ConfigError("loss= needs batches with a target here, to tell samples apart")
+        return torch.stack([self.mean(*_one(outputs, target, i)) for i in range(count)])
+
+    def check(self, outputs: Any, target: Tensor | None, targets: Tensor | None) -> None:
+        """Reject samples that have no loss.
+
+        Arguments:
+            outputs, target: of a few samples.
+            targets: of all samples.
+        """
+        if self.function is None and targets is not None and not targets.is_floating_point():
+            kind = "class" if targets.dim() == 1 else self.output
+            # Before the loss is computed: a label out of range is no index.
+            if logits_of(outputs).dim() == targets.dim() + 1 and isinstance(kind, str):
+                _check_target(kind, outputs, targets)
+        self.mean(outputs, target)
+
+    def require_labels(self, count: int) -> None:
+        """Reject samples without labels, unless the loss is the user's."""
+        if self.function is None:
+            require_labels(self.output, count)
+
+    def _default(self, outputs: Any, target: Tensor | None) -> Tensor:
+        """(n,): cross-entropy for labels and tokens, squared error for real targets."""
+        logits = logits_of(outputs)
+        if target is None:
+            raise ConfigError("this method follows a loss: batches need a target, or give loss=")
+        if target.is_floating_point() and logits.numel() == target.numel():
+            each = mse_loss(logits.reshape(target.shape), target, reduction="none")
+            return each.flatten(1).mean(1) if each.dim() > 1 else each
+        if not target.is_floating_point() and logits.dim() == 3 and target.dim() == 2:
+            if self.output in _SEQUENCES:
+                return -_OUTPUTS[str(self.output)](outputs, target)
+            raise ConfigError(
+                f"the loss of outputs {tuple(logits.shape)} with target {tuple(target.shape)} may "
+                f"be one of several: give loss=, or output={_CHOICE}"
+            )
+        if not target.is_floating_point() and logits.dim() == 2 and target.dim() == 1:
+            return cross_entropy(logits, target.long(), reduction="none")
+        raise ConfigError(
+            f"no usual loss for outputs {tuple(logits.shape)} and target {tuple(target.shape)} of "
+            f"{target.dtype}: give loss=, a function of outputs and target"
+        )
+
+
+def _one(outputs: Any, target: Tensor | None, i: int) -> tuple[Any, Tensor | None]:
+    """The outputs and target of sample i alone."""
+
+    def cut(value: Any) -> Any:
+        return value[i : i + 1] if isinstance(value, Tensor) and value.dim() else value
+
+    if isinstance(outputs, Mapping):
+        one: Any = type(outputs)(**{key: cut(value) for key, value in outputs.items()})
+    elif isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        one = type(outputs)(*map(cut, outputs))
+    elif isinstance(outputs, tuple | list):
+        one = type(outputs)(map(cut, outputs))
+    elif isinstance(outputs, Tensor):
+        one = cut(outputs)
+    else:
+        raise ConfigError(
+            f"the model returns a {type(outputs).__name__}, which cannot be taken apart sample by "
+            "sample; let it return a tensor, a tuple or a dict"
+        )
+    return one, None if target is None else target[i : i + 1]

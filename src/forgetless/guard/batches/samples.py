@@ -1,12 +1,13 @@
-"""Users' batches, whatever they look like, as samples that a network can be run on."""
+"""Batches of any format as samples that a network can be run on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
+from forgetless.methods.view import check_attached
 from forgetless.support.errors import ConfigError, DataError, require
 
 # From a batch to the model's inputs (a tensor, a tuple or a dict of them) and the target.
@@ -21,40 +22,44 @@ class Part:
     """Samples of one shape.
 
     Arguments:
-        args, kwargs: what the model is called with, tensors (n, *).
-        target: what it should say, (n, *), or None.
+        args, kwargs: the model's arguments, tensors (n, *).
+        target: the target, (n, *), or None.
+        extra: what a method attached to the samples, (n, *) each.
     """
 
     args: tuple[Tensor, ...]
     kwargs: Mapping[str, Tensor]
     target: Tensor | None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.named().values())))
 
     def named(self) -> dict[str, Tensor]:
-        """Every tensor, by a name that says what it is."""
+        """Every tensor by name: `arg0`, `kwarg.mask`, `target`."""
         tensors = {f"arg{i}": value for i, value in enumerate(self.args)}
         tensors |= {f"kwarg.{key}": value for key, value in self.kwargs.items()}
+        tensors |= {f"extra.{key}": value for key, value in self.extra.items()}
         return tensors if self.target is None else {**tensors, "target": self.target}
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor]) -> Self:
-        """From what `named` gave."""
+        """The inverse of `named`."""
         args = tuple(named[f"arg{i}"] for i in range(len(named)) if f"arg{i}" in named)
         kwargs = {key[6:]: value for key, value in named.items() if key.startswith("kwarg.")}
-        return cls(args, kwargs, named.get("target"))
+        extra = {key[6:]: value for key, value in named.items() if key.startswith("extra.")}
+        return cls(args, kwargs, named.get("target"), extra)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Every tensor changed."""
         return type(self).of({name: change(value) for name, value in self.named().items()})
 
     def select(self, index: Tensor) -> Self:
-        """Some of the samples, (m,)."""
+        """The samples at index (m,)."""
         return self.mapped(lambda t: t[index.to(t.device)])
 
     def fits(self, other: Self) -> bool:
-        """Whether the samples of both can be stacked."""
+        """Whether the two can be concatenated."""
         mine, theirs = self.named(), other.named()
         return mine.keys() == theirs.keys() and all(
             value.shape[1:] == theirs[name].shape[1:] and value.dtype == theirs[name].dtype
@@ -64,14 +69,14 @@ class Part:
 
 @final
 @dataclass(frozen=True)
-class Remembered:
-    """Samples of any shapes, in parts of one shape each: what a method keeps of a user's data."""
+class StoredSamples:
+    """Samples of any shapes, in parts of one shape each."""
 
     parts: tuple[Part, ...]
 
     @classmethod
     def stacked(cls, parts: Iterable[Part]) -> Self:
-        """Parts that fit together made into one."""
+        """Parts of one shape concatenated."""
         groups: list[list[Part]] = []
         for part in parts:
             group = next((g for g in groups if g[0].fits(part)), None)
@@ -79,17 +84,17 @@ class Remembered:
                 groups.append([part])
             else:
                 group.append(part)
-        return cls(tuple(_stack(group) for group in groups))
+        return cls(tuple(_concatenated(group) for group in groups))
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
     def __add__(self, other: Self) -> Self:
-        """Both, these first."""
         return self.stacked((*self.parts, *other.parts))
 
     def select(self, index: Tensor) -> Self:
-        """Some of the samples, (m,)."""
+        """The samples at index (m,) or (1, m); those of one shape stay together."""
+        index = index.flatten()
         chosen, start = [], 0
         for part in self.parts:
             mine = index[(index >= start) & (index < start + len(part))] - start
@@ -98,9 +103,24 @@ class Remembered:
                 chosen.append(part.select(mine))
         return type(self)(tuple(chosen))
 
-    def to(self, device: torch.device) -> Self:
-        """The samples on a device."""
-        return type(self)(tuple(part.mapped(lambda t: t.to(device)) for part in self.parts))
+    @property
+    def extra(self) -> dict[str, Tensor]:
+        """The tensors that a method attached to the samples, (1, n, *) each."""
+        if len(self.parts) == 1:
+            return {n: t.unsqueeze(0) for n, t in self.parts[0].extra.items()}
+        names = self.parts[0].extra if self.parts else ()
+        return {n: torch.cat([p.extra[n] for p in self.parts]).unsqueeze(0) for n in names}
+
+    def attach(self, **tensors: Tensor) -> Self:
+        """The same samples with more tensors (1, n, *), which travel with them."""
+        lengths = [len(part) for part in self.parts]
+        more: list[dict[str, Tensor]] = [{} for _ in lengths]
+        for name, tensor in tensors.items():
+            check_attached(name, tensor, (1, len(self)))
+            for named, rows in zip(more, tensor[0].split(lengths), strict=True):
+                named[name] = rows
+        pairs = zip(self.parts, more, strict=True)
+        return type(self)(tuple(replace(p, extra={**p.extra, **new}) for p, new in pairs))
 
     def tensors(self, seed: int = 0) -> dict[str, Tensor]:
         """Every tensor, by part and name."""
@@ -112,7 +132,7 @@ class Remembered:
 
     @classmethod
     def restore(cls, of_seeds: Sequence[Mapping[str, Tensor]]) -> Self:
-        """From what `tensors` gave."""
+        """The inverse of `tensors`."""
         named: dict[int, dict[str, Tensor]] = {}
         for key, tensor in of_seeds[0].items():
             number, _, name = key.partition(":")
@@ -120,21 +140,23 @@ class Remembered:
         return cls(tuple(Part.of(named[i]) for i in sorted(named)))
 
 
-def _stack(parts: Sequence[Part]) -> Part:
+def _concatenated(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
-    several = [part.named() for part in parts]
-    return Part.of({name: torch.cat([one[name] for one in several]) for name in several[0]})
+    first, *others = (part.named() for part in parts)
+    return Part.of(
+        {n: torch.cat([t, *(one[n].to(t.device) for one in others)]) for n, t in first.items()}
+    )
 
 
 def unpacked(batch: Any, unpack: Unpack | None) -> Part:
-    """The samples of a user's batch.
+    """The samples of a batch.
 
-    Without `unpack`: a tensor is the input; of a pair the second is the target; of a dict the
-    target is what is called labels, label, targets, target or y, and the rest are the model's
+    Without `unpack`: a tensor is the input; the second of a pair is the target; in a dict the
+    target is called labels, label, targets, target or y, and the other tensors are the model's
     keyword arguments.
     """
-    taken = (unpack or _by_shape)(batch)
+    taken = (unpack or _by_format)(batch)
     if not isinstance(taken, tuple | list) or len(taken) != 2:
         raise ConfigError(
             f"unpack= must return the model's inputs and the target (or None), two things, not "
@@ -163,11 +185,11 @@ def unpacked(batch: Any, unpack: Unpack | None) -> Part:
     require(len(sizes) == 1, "a batch", f"of sizes {sorted(sizes)}", "of equally many samples each")
     if sizes == {0}:
         raise DataError("a batch has no samples")
-    # A tensor made in inference mode cannot be used where gradients are taken.
+    # Autograd cannot use a tensor made in inference mode.
     return part.mapped(lambda t: t.clone() if t.is_inference() else t.detach())
 
 
-def _by_shape(batch: Any) -> tuple[Any, Tensor | None]:
+def _by_format(batch: Any) -> tuple[Any, Tensor | None]:
     if isinstance(batch, Tensor):
         return batch, None
     if isinstance(batch, Mapping):

@@ -1,1 +1,1 @@
-"""Guarded models that several processes train together."""
+"""Guards of models that several processes train together."""

@@ -1,7 +1,7 @@
-"""A guard's memory on disk, written and read by all processes that train a model together.
+"""A guard's state on disk, written and read by all processes that train a model together.
 
-`torch.distributed.checkpoint` does the work, with safetensors as its format: each process writes
-its own part, nothing in the folder can run code, and it can be loaded on any number of processes.
+`torch.distributed.checkpoint` writes it in safetensors' format: each process writes its own part,
+the folder cannot run code, and any number of processes can load it.
 """
 
 import shutil
@@ -21,14 +21,13 @@ _WRITING, _BEFORE = ".writing", ".before"
 
 
 def save_guard(guard: Guard, folder: str | Path) -> None:
-    """Write what a guard remembers; every process that trains the model calls it.
+    """Write a guard's state; every process that trains the model calls it.
 
-    The folder appears when it is complete. One that was there is replaced, and stays if this
-    fails.
+    The folder appears when it is complete, and replaces an earlier one only then.
 
     Arguments:
         guard: the guard.
-        folder: where to, the same on every process, on a disk that all can reach.
+        folder: the same on every process, on a disk that all can reach.
     """
     folder = Path(folder)
     writing, before = (folder.with_name(folder.name + end) for end in (_WRITING, _BEFORE))
@@ -38,8 +37,8 @@ def save_guard(guard: Guard, folder: str | Path) -> None:
         shutil.rmtree(writing, ignore_errors=True)
     writer = checkpoint.HuggingFaceStorageWriter(str(writing), save_distributed=True)
     try:
-        _together(guard)
-        with _alone_or_not():
+        _wait_for_all(guard)
+        with _without_warning():
             checkpoint.save(
                 guard.state_dict(),
                 storage_writer=writer,
@@ -52,25 +51,25 @@ def save_guard(guard: Guard, folder: str | Path) -> None:
                 folder.rename(before)
             writing.rename(folder)
             shutil.rmtree(before, ignore_errors=True)
-        _together(guard)
+        _wait_for_all(guard)
     except ForgetlessError:
         raise
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
     except (RuntimeError, checkpoint.api.CheckpointException) as error:
-        raise _lost(guard, folder, "written", error) from error
+        raise _failure(guard, folder, "written", error) from error
 
 
 def load_guard(guard: Guard, folder: str | Path) -> None:
-    """Go on from what `save_guard` wrote, with as many processes as there are now.
+    """Continue from what `save_guard` wrote, with any number of processes.
 
     Arguments:
         guard: a guard of the same model and method, sharded in any way or not at all.
-        folder: where from.
+        folder: the folder.
     """
     folder = Path(folder)
     if not folder.exists() and folder.with_name(folder.name + _BEFORE).exists():
-        # The process that put the new one in its place ended half way.
+        # The process that replaced it ended half way.
         folder = folder.with_name(folder.name + _BEFORE)
     if not folder.is_dir():
         raise DataError(f"there is no checkpoint of a guard at {folder}")
@@ -84,15 +83,15 @@ def load_guard(guard: Guard, folder: str | Path) -> None:
         }
         if not tensors:
             raise DataError(f"there is no checkpoint of a guard at {folder}")
-        with _alone_or_not():
+        with _without_warning():
             checkpoint.load(
                 tensors, storage_reader=reader, process_group=group, no_dist=group is None
             )
     except ForgetlessError:
         raise
-    # Safetensors' errors, the checkpoint's own and the group's have no common base but these.
+    # Errors of safetensors, the checkpoint and the group have no other common base.
     except (Exception, checkpoint.api.CheckpointException) as error:
-        raise _lost(guard, folder, "read", error) from error
+        raise _failure(guard, folder, "read", error) from error
     guard.load_state_dict(tensors)
 
 
@@ -108,21 +107,21 @@ def _checkpoint() -> Any:
 
 
 @contextmanager
-def _alone_or_not() -> Iterator[None]:
-    """One process alone is meant, and no reason to warn."""
+def _without_warning() -> Iterator[None]:
+    """Without torch's warning that there is only one process, which may be meant."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
-def _together(guard: Guard) -> None:
-    """Wait until every process is here."""
+def _wait_for_all(guard: Guard) -> None:
+    """Wait until every process has come here."""
     if guard.ranks is not None:
         guard.ranks.sum(torch.zeros(1))
 
 
-def _lost(guard: Guard, folder: Path, what: str, error: BaseException) -> ForgetlessError:
-    """The reason in one sentence, of whichever process failed."""
+def _failure(guard: Guard, folder: Path, what: str, error: BaseException) -> ForgetlessError:
+    """The error of the process that failed, in one sentence."""
     several: dict[int, Any] = getattr(error, "failures", {})
     for found, _ in several.values():
         error = found

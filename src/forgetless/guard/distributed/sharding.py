@@ -1,4 +1,4 @@
-"""A model that several processes train: who they are, and which part of it each of them holds."""
+"""Models that several processes train: the processes, and this one's part of each parameter."""
 
 import sys
 import warnings
@@ -10,16 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from forgetless.methods import EWC, OGD, PCAOGD, SGD, Method
+from forgetless.methods import Method
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
 from forgetless.tangent import ParameterSlice
 
-# They need no gradient on remembered samples at a step, for which all weights would be gathered.
-_FOR_SHARDED = (OGD, PCAOGD, EWC, SGD)
-
-# Bytes of rows that are sent at once, and are there twice meanwhile.
-_SENT = 1 << 28
+# Bytes of rows that are broadcast at once, and exist twice meanwhile.
+_BROADCAST = 1 << 28
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[Any]:
@@ -28,32 +25,32 @@ def is_sharded(tensor: Tensor) -> TypeGuard[Any]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def here(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor, all of it unless it is sharded; not for autograd."""
+def local(tensor: Tensor) -> Tensor:
+    """The local part of a tensor, all of it unless it is sharded; not for autograd."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
-        local: Tensor = tensor.to_local()
-        return local
+        part: Tensor = tensor.to_local()
+        return part
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """All of a tensor, from all processes if it is sharded."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
-        gathered: Tensor = tensor.full_tensor()
-        return gathered
+        full: Tensor = tensor.full_tensor()
+        return full
 
 
-def shares_of(tensors: Mapping[str, Tensor]) -> dict[str, ParameterSlice] | None:
-    """The part of each parameter that is here; None for a model that is not sharded."""
+def local_slices(tensors: Mapping[str, Tensor]) -> dict[str, ParameterSlice] | None:
+    """The local slice of each parameter; None for a model that is not sharded."""
     if not any(map(is_sharded, tensors.values())):
         return None
-    return {name: _share(name, tensor) for name, tensor in tensors.items()}
+    return {name: _slice(name, tensor) for name, tensor in tensors.items()}
 
 
-def _share(name: str, tensor: Tensor) -> ParameterSlice:
+def _slice(name: str, tensor: Tensor) -> ParameterSlice:
     if not is_sharded(tensor):
         raise ConfigError(
             f"{name} is not sharded, and other protected parameters are: leave it out with "
@@ -66,12 +63,12 @@ def _share(name: str, tensor: Tensor) -> ParameterSlice:
         # As `torch.chunk` cuts: the last processes may have less, or nothing.
         each = -(-shape[dim] // mesh.size())
         start = min(shape[dim], mesh.get_local_rank() * each)
-        share = ParameterSlice(shape, dim, start, min(shape[dim], start + each))
-        if share.shape_here == tuple(here(tensor).shape):
-            return share
+        found = ParameterSlice(shape, dim, start, min(shape[dim], start + each))
+        if found.shape_here == tuple(local(tensor).shape):
+            return found
     raise ConfigError(
         f"{name} is laid out as {tuple(placements)} on a mesh of {mesh.ndim} dimensions: a guard "
-        "knows parameters that fully_shard cut along one dimension, on a mesh of one"
+        "accepts parameters that fully_shard cut along one dimension, on a mesh of one"
     )
 
 
@@ -81,7 +78,7 @@ def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any])
     Arguments:
         model: as the user gave it, wrapped or not.
         tensors: the protected parameters.
-        method: refused if it cannot work with a sharded model.
+        method: rejected if it cannot work with a sharded model.
     """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -91,10 +88,16 @@ def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any])
             )
     first = tensors[0]
     if is_sharded(first):
-        if not isinstance(method, _FOR_SHARDED):
+        if method.needs_model:  # all weights would be gathered at every step
             raise ConfigError(
-                f"{method.name} takes gradients on remembered samples at every step, which a "
+                f"{method.name} takes gradients on stored samples at every step, which a "
                 "guard cannot take of a sharded model: use PCAOGD, OGD or EWC, or "
+                "DistributedDataParallel"
+            )
+        if not (method.keeps_directions or method.separable):
+            raise ConfigError(
+                f"{method.name} may need all weights in one place, and a sharded model has them in "
+                "several: say separable = True if its update treats each weight by itself, or use "
                 "DistributedDataParallel"
             )
         return Ranks(first.device_mesh.get_group(), first.device)
@@ -106,44 +109,41 @@ def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any])
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         warnings.warn(
             "the model is neither in DistributedDataParallel nor sharded by fully_shard, though "
-            "there are several processes: each will remember on its own; if they train one "
-            "model, give the guard the wrapped one",
+            "there are several processes: each stores tasks on its own; if they train one model, "
+            "give the guard the wrapped one",
             stacklevel=3,
         )
     return None
 
 
-def agreed(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """What the first rank found, on all: rounding may differ where processors do.
-
-    The tensors were just made, and are written to where they are.
-    """
+def broadcast_in_place(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Overwrite new tensors with the first rank's, since rounding may differ between processors."""
     for tensor in tensors.values():
         if tensor.is_floating_point() and tensor.numel():
             rows = tensor if tensor.dim() else tensor.view(1)
-            for part in rows.split(max(1, _SENT // rows[0].nbytes)):
-                part.copy_(ranks.agreed(part))
+            for part in rows.split(max(1, _BROADCAST // rows[0].nbytes)):
+                part.copy_(ranks.broadcast(part))
 
 
-def settle(module: nn.Module) -> None:
-    """Let go of what a sharded model gathered for its latest forward pass."""
+def reshard(module: nn.Module) -> None:
+    """Free the weights that a sharded model gathered for its latest forward pass."""
     for part in module.modules():
         if _is_fsdp(part):
             part.reshard()
 
 
-def plain_copy(module: nn.Module) -> nn.Module:
-    """The same model with all of its weights here, and nothing that shards them.
+def gathered_copy(module: nn.Module) -> nn.Module:
+    """The same model, not sharded, with all of its weights; all processes must call it together.
 
-    Modules and parameters are new, buffers are shared. All processes must call it together.
+    Modules and parameters are new, buffers are shared.
     """
     tensors: dict[int, nn.Parameter] = {}
 
-    def gathered(parameter: nn.Parameter | None) -> nn.Parameter | None:
+    def copied_parameter(parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None:
             return None
         if id(parameter) not in tensors:
-            values = whole(parameter.detach())
+            values = gathered(parameter.detach())
             tensors[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
         return tensors[id(parameter)]
 
@@ -157,9 +157,10 @@ def plain_copy(module: nn.Module) -> nn.Module:
             copies[old] = new
             new.__dict__.update(old.__dict__)
             for hooks in ("_forward_hooks", "_forward_pre_hooks"):
-                mine = {key: hook for key, hook in old.__dict__[hooks].items() if _is_other(hook)}
+                mine = {k: hook for k, hook in old.__dict__[hooks].items() if not _of_fsdp(hook)}
                 new.__dict__[hooks] = type(old.__dict__[hooks])(mine)
-            new.__dict__["_parameters"] = {n: gathered(p) for n, p in old._parameters.items()}
+            parameters = {n: copied_parameter(p) for n, p in old._parameters.items()}
+            new.__dict__["_parameters"] = parameters
             new.__dict__["_buffers"] = dict(old._buffers)
             new.__dict__["_modules"] = {
                 name: None if child is None else copied(child)
@@ -175,7 +176,6 @@ def _is_fsdp(module: Any) -> TypeGuard[Any]:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def _is_other(hook: Any) -> bool:
-    """Whether a hook is the user's, not the sharding's."""
+def _of_fsdp(hook: Any) -> bool:
     owner = type(getattr(hook, "__self__", hook)).__module__
-    return "torch.distributed.fsdp" not in f"{owner} {getattr(hook, '__module__', '')}"
+    return "torch.distributed.fsdp" in f"{owner} {getattr(hook, '__module__', '')}"

@@ -1,1 +1,1 @@
-"""The guard inside of frameworks that own the training loop; each needs the extra of its name."""
+"""The guard in frameworks that own the training loop; each needs the extra of its name."""

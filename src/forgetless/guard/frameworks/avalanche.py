@@ -5,8 +5,7 @@ from typing import Any, Unpack, final
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forgetless.guard import Guard
-from forgetless.guard.frameworks.keeper import GuardOptions, Keeper
+from forgetless.guard.frameworks.base import GuardCarrier, GuardOptions
 from forgetless.methods import Method
 
 try:
@@ -18,49 +17,41 @@ except ImportError as error:
 
 
 @final
-class GuardPlugin(SupervisedPlugin):  # type: ignore[misc]
-    """Keeps what a strategy has learned in one experience through all that follow.
+class GuardPlugin(GuardCarrier, SupervisedPlugin):  # type: ignore[misc]
+    """Preserves what a strategy has learned in one experience through all later ones.
 
-    Models that take task labels are given them; heads that Avalanche adds for later experiences are
-    left to their own task. A head that grows instead is to be left out by name (`exclude`).
+    Models that take task labels are given them. Heads that Avalanche adds for later experiences
+    are not protected; exclude a single head that grows by name (`exclude`).
 
     Arguments:
-        method: as `Guard` takes it, for example `PCAOGD(components=100)`.
+        method: as for `Guard`, for example `PCAOGD(components=100)`.
         options: keyword arguments of `Guard`.
     """
 
     def __init__(self, method: Method[Any], **options: Unpack[GuardOptions]) -> None:
-        super().__init__()
-        self._keeper = Keeper(method, options)
-
-    @property
-    def guard(self) -> Guard:
-        """The guard, once training has begun."""
-        return self._keeper.guard
+        SupervisedPlugin.__init__(self)
+        GuardCarrier.__init__(self, method, options)
 
     def before_training_exp(self, strategy: SupervisedTemplate, **kwargs: Any) -> None:
         """Guard the optimizer, after Avalanche has fitted model and optimizer to the experience."""
         takes_labels = isinstance(strategy.model, MultiTaskModule)
         unpack = _with_task_labels if takes_labels else _without_task_labels
-        # Of a head that comes with a later task the guard need not warn: no other task moves it.
+        # Choosing them silences the guard's warning about a later task's head, which no other
+        # task moves.
         trained = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
         defaults: GuardOptions = {"unpack": unpack, "params": trained}
-        self._keeper.watch(strategy.model, strategy.optimizer, defaults)
+        self._attach(strategy.model, strategy.optimizer, defaults)
+
+    def before_forward(self, strategy: SupervisedTemplate, **kwargs: Any) -> None:
+        """Show the batch to the method."""
+        self.guard.observe(strategy.mbatch)
 
     def after_training_exp(self, strategy: SupervisedTemplate, **kwargs: Any) -> None:
-        """Remember the experience, without what other plugins have mixed into it."""
+        """Store the experience's own data, without what other plugins have mixed into it."""
         dataset = strategy.experience.dataset
-        self._keeper.end_task(
+        self.end_task(
             DataLoader(dataset, batch_size=strategy.train_mb_size, collate_fn=dataset.collate_fn)
         )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All that is remembered."""
-        return self._keeper.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Go on from what `state_dict` gave, as soon as training begins."""
-        self._keeper.load_state_dict(state_dict)
 
 
 def _with_task_labels(batch: Any) -> tuple[tuple[Tensor, Tensor], Tensor]:

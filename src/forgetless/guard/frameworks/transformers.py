@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, Unpack, final
 
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from forgetless.guard import Guard
-from forgetless.guard.frameworks.keeper import GuardOptions, Keeper
+from forgetless.guard.frameworks.base import GuardCarrier, GuardOptions, require_one_process
 from forgetless.methods import Method
-from forgetless.support.errors import ConfigError
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -21,76 +20,87 @@ _FILE = "forgetless.safetensors"
 
 
 @final
-class GuardTrainerCallback(TrainerCallback):  # type: ignore[misc]
-    """Keeps what a model has learned in one training through all that follow.
+class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
+    """Preserves what a model has learned in one training through all later ones.
 
     Give the same callback to the `Trainer` of every task. It guards the trainer's optimizer and
-    remembers the task on its training data when training ends without an error. Of a model that
-    generates text the log-likelihood of each sequence is protected, unless `output` says otherwise.
+    stores the task on its training data when training ends without an error. For a model that
+    generates text it protects the log-likelihood of each sequence, unless `output` says otherwise.
 
-    What is remembered is saved as `forgetless.safetensors` in every checkpoint, and loaded when
-    training resumes from one in the trainer's output folder; `save` and `load` are for other
-    folders. A task is remembered after its last checkpoint: `save` it then.
+    Every checkpoint has the stored tasks in `forgetless.safetensors`, which training loads when it
+    resumes from the trainer's output folder; `save` and `load` are for other folders. The last
+    task is stored after its last checkpoint: `save` it then.
 
     Arguments:
-        method: as `Guard` takes it, for example `PCAOGD(components=100)`.
-        end_task: whether a task is remembered when training ends; if not, call `end_task` yourself.
+        method: as for `Guard`, for example `PCAOGD(components=100)`.
+        end_task: whether to store a task when training ends; if not, call `end_task` yourself.
         options: keyword arguments of `Guard`.
     """
 
     def __init__(
         self, method: Method[Any], *, end_task: bool = True, **options: Unpack[GuardOptions]
     ) -> None:
-        self._keeper = Keeper(method, options)
+        super().__init__(method, options)
         self._ends_tasks = end_task
         self._model: Any = None
-
-    @property
-    def guard(self) -> Guard:
-        """The guard, once training has begun."""
-        return self._keeper.guard
+        self._hook: Any = None
 
     def end_task(self, loader: Any) -> None:
-        """Remember the task that was just learned, on data that `Guard.end_task` takes."""
-        with _full_precision(self._model):
-            self._keeper.end_task(loader)
+        """Store the task that was just learned, on data that `Guard.end_task` takes."""
+        with _without_autocast(self._model):
+            super().end_task(loader)
 
     def save(self, folder: str | Path) -> None:
-        """Write what is remembered to `forgetless.safetensors` in a folder."""
-        save_file(self._keeper.state_dict(), Path(folder) / _FILE)
+        """Write all that is stored to `forgetless.safetensors` in a folder."""
+        save_file(self.state_dict(), Path(folder) / _FILE)
 
     def load(self, folder: str | Path) -> None:
-        """Go on from what `save` wrote; before training has begun, as soon as it does."""
-        self._keeper.load_state_dict(load_file(Path(folder) / _FILE))
+        """Continue from what `save` wrote, at the latest when training begins."""
+        self.load_state_dict(load_file(Path(folder) / _FILE))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Guard the optimizer that was made for this training."""
-        if self._ends_tasks and args.world_size > 1:
-            raise ConfigError(
-                "each process would remember other samples: with several processes use "
-                "GuardTrainerCallback(…, end_task=False) and call end_task with the same data in "
-                "each"
-            )
-        # Callbacks are told that training resumes only by the number of steps already made.
+        if self._ends_tasks:
+            require_one_process(args.world_size, type(self).__name__)
+        # Only the number of steps already made tells a callback that training resumes.
         checkpoint = _checkpoint(args, state)
         if state.global_step > 0 and (checkpoint / _FILE).exists():
             self.load(checkpoint)
         self._model = kwargs["model"]
-        self._keeper.watch(self._model, kwargs["optimizer"], _defaults(self._model))
+        self._attach(self._model, kwargs["optimizer"], _defaults(self._model))
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show the batches of the coming step to the method: the model is called with them."""
+
+        def observe(module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+            # `num_items_in_batch` and its like are numbers, not samples.
+            self.guard.observe({k: v for k, v in inputs.items() if getattr(v, "ndim", 1)})
+
+        if self._method.needs_batch:
+            self._hook = self._model.register_forward_pre_hook(observe, with_kwargs=True)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show no more, since the method may call the model as well."""
+        if self._hook is not None:
+            self._hook.remove()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remember the task."""
+        """Store the task."""
         if self._ends_tasks:
             self.end_task(kwargs["train_dataloader"])
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Put what is remembered beside the weights."""
+        """Save the stored tasks next to the weights."""
         if state.is_world_process_zero:
             self.save(_checkpoint(args, state))
 
@@ -100,8 +110,8 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 @contextmanager
-def _full_precision(model: Any) -> Iterator[None]:
-    """Run a model without the autocast that accelerate has put around its `forward`."""
+def _without_autocast(model: Any) -> Iterator[None]:
+    """Without the autocast that accelerate has put around the model's `forward`."""
     original = getattr(model, "_original_forward", None)
     if original is None:
         yield

@@ -1,12 +1,17 @@
 """Engines: where runs are trained, one after another, in several processes or on a cluster."""
 
 from forgetless.launch.engines.cluster import Cluster
-from forgetless.launch.engines.inprocess import InProcess
-from forgetless.launch.engines.job import Engine, Event, Job, Order, Outcome, Watch
+from forgetless.launch.engines.jobs import Engine, Event, InProcess, Job, Order, Watch, train
 from forgetless.launch.engines.processes import Processes
-from forgetless.launch.engines.shared import brought_here, collect, pull, put_files, settle
-from forgetless.launch.engines.storage import is_shared, shown
-from forgetless.launch.engines.train import train
+from forgetless.launch.engines.storage import (
+    download,
+    download_state,
+    is_shared,
+    local_copy,
+    publish,
+    upload,
+    without_password,
+)
 
 __all__ = [
     "Cluster",
@@ -15,15 +20,14 @@ __all__ = [
     "InProcess",
     "Job",
     "Order",
-    "Outcome",
     "Processes",
     "Watch",
-    "brought_here",
-    "collect",
+    "download",
+    "download_state",
     "is_shared",
-    "pull",
-    "put_files",
-    "settle",
-    "shown",
+    "local_copy",
+    "publish",
     "train",
+    "upload",
+    "without_password",
 ]

@@ -1,4 +1,4 @@
-"""How much the tangent kernel of PCA-OGD's network moves over the tasks, by dataset size."""
+"""The change of the tangent kernel of PCA-OGD's network over the tasks, by dataset size."""
 
 from math import nan
 from typing import Any
@@ -7,45 +7,38 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from forgetless.paper.artefact import Artefact, Data
 from forgetless.paper.artefacts import table1
+from forgetless.paper.benchmarks import NAMES, Run, Scale
 from forgetless.paper.numbers import mean, shown, table
-from forgetless.paper.pictures import NAMES, Pictures, panels
-from forgetless.paper.run import Run
-from forgetless.paper.scale import Scale
-from forgetless.paper.store import Results
-from forgetless.paper.work import Look, Workshop
+from forgetless.paper.pictures import Pictures, panels
+from forgetless.paper.results import Data, Results
+from forgetless.paper.workshop import Artefact, Probe, Workshop, each_probed
 from forgetless.tangent import TangentFeatures
 from forgetless.theory import kernel_change
 
-NAME = "kernel-change"
 BENCHMARKS = ("permuted", "rotated", "cifar")
 _COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#009E73")  # the paper's actual size is green
 
 
 def _run(scale: Scale, benchmark: str, per_class: int) -> Run:
-    """PCA-OGD on so many training images of a class; the most are those of Table 1's run."""
+    """PCA-OGD on fewer training images per class; Table 1's run has the most."""
     if per_class == scale.benchmarks[benchmark].sizes[-1]:
         return table1.cell_run(scale, benchmark, "pca-ogd")
     settings: dict[str, Any] = {"train_per_class": per_class, "storage": "bfloat16"}
     return Run(scale.config(benchmark, "pca-ogd", **settings))
 
 
-def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
-    """Every benchmark with as much data as Table 1 has, and with less beside it."""
-    found = {}
-    for benchmark in BENCHMARKS:
-        every = [_run(scale, benchmark, n) for n in scale.benchmarks[benchmark].sizes]
-        found[benchmark], found[_less(benchmark)] = every[-1:], every
-    return found
+def cells(scale: Scale, results: Results) -> dict[str, Run]:
+    """Every benchmark with less data than Table 1 has, and with as much."""
+    return {
+        f"{b}/{size}": _run(scale, b, size)
+        for b in BENCHMARKS
+        for size in scale.benchmarks[b].sizes
+    }
 
 
-def _less(benchmark: str) -> str:
-    return f"{benchmark} less data"
-
-
-def find(workshop: Workshop, run: Run) -> dict[str, Any]:
-    """What becomes of the kernel on samples of task 1, after every task, (S, T) each.
+def probe(workshop: Workshop, run: Run) -> dict[str, Any]:
+    """The change of the kernel on samples of task 1, after every task, (S, T) each.
 
     "since start" is ‖K_t − K_0‖ / ‖K_0‖, "in task" ‖K_t − K_{t−1}‖ / ‖K_{t−1}‖ and "captured" the
     share ‖φ_t Vᵀ‖² / ‖φ_t‖² of the features at that time in the directions V (K, p) that were
@@ -78,24 +71,13 @@ def _captured(phi: TangentFeatures, rows: Tensor) -> float:
     return float(inside.square().sum() / phi.squared_sum().sum())
 
 
-LOOK = Look(NAME, find, version=2)  # the first had no "captured"
-
-
-def measure(workshop: Workshop) -> dict[str, Any]:
-    """Benchmark → images of a class → what is found in the run's weights."""
-    data: dict[str, Any] = {}
-    for benchmark in workshop.measurable(BENCHMARKS):
-        sizes = workshop.scale.benchmarks[benchmark].sizes
-        for size in sizes if workshop.measurable([_less(benchmark)]) else sizes[-1:]:
-            run = _run(workshop.scale, benchmark, size)
-            data.setdefault(benchmark, {})[str(size)] = workshop.looked(LOOK, run)
-    return data
+PROBE = Probe("kernel-change", probe, version=2)  # the first had no "captured"
 
 
 def growth(data: Data, benchmark: str) -> tuple[float, float]:
-    """Of the change at the end the share that is there after task 1; and R² of a line through it.
+    """The share of the final change that is there after task 1, and R² of a line over tasks.
 
-    For the size that the experiments use. Of fewer than three tasks R² says nothing: NaN.
+    For the size that the experiments use. R² is NaN for fewer than three tasks.
     """
     curve = np.mean(list(data[benchmark].values())[-1]["since start"], 0)
     tasks, share = np.arange(len(curve)), 1 / later_growth(data[benchmark], -1)
@@ -107,13 +89,13 @@ def growth(data: Data, benchmark: str) -> tuple[float, float]:
 
 
 def later_growth(sizes: Data, which: int) -> float:
-    """The change since the start, at the end over after task 1, for one of the dataset sizes."""
+    """The change since the start, at the end over that after task 1, for one dataset size."""
     curve = np.mean(list(sizes.values())[which]["since start"], 0)
     return float(curve[-1] / curve[0])
 
 
 def captured(sizes: Data) -> tuple[list[float], list[float]]:
-    """Task 1's features in what was stored of it, after task 1 and at the end, seed by seed.
+    """The share of task 1's features in its stored directions, after task 1 and at the end.
 
     For the size that the experiments use.
     """
@@ -122,7 +104,7 @@ def captured(sizes: Data) -> tuple[list[float], list[float]]:
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
-    """Change after the first, a middle and the last task; and what became of what was stored."""
+    """Change after the first, a middle and the last task; and the share that is captured."""
     rows = []
     for benchmark, sizes in data.items():
         for size, of in sizes.items():
@@ -152,7 +134,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         "",
         "*Change of the tangent kernel of PCA-OGD's network on samples of task 1 since "
         "initialisation, by training images of a class; green is Table 1's run, the "
-        "others keep their rows in bfloat16.*",
+        "others store their rows in bfloat16.*",
         "",
     ]
 
@@ -171,12 +153,12 @@ def _figure(data: Data) -> Figure:
     return figure
 
 
-ARTEFACT = Artefact(
-    NAME,
+KERNEL_CHANGE = Artefact(
+    PROBE.name,
     "Change of the tangent kernel",
     'appendix "NTK changes"',
-    measure,
+    each_probed(PROBE),
     show,
-    parts,
-    look=LOOK,
+    cells,
+    probe=PROBE,
 )

@@ -1,18 +1,18 @@
-"""The algorithm-summary table, with what each method really keeps, and what the PCA step costs."""
+"""The algorithm-summary table, with the measured memory of each method; cost of the PCA step."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data, all_or_nothing
+from forgetless.methods import method_label
 from forgetless.paper.artefacts import table1
+from forgetless.paper.benchmarks import NAMES, Run, Scale
 from forgetless.paper.numbers import same_device, table
-from forgetless.paper.pictures import LABELS, NAMES, Pictures
-from forgetless.paper.run import Run
-from forgetless.paper.scale import Scale
-from forgetless.paper.work import Workshop
+from forgetless.paper.pictures import Pictures
+from forgetless.paper.results import Data, Results
+from forgetless.paper.workshop import Artefact, Cells, Workshop
 
 BENCHMARKS = ("rotated", "cifar")
-# Method, and how its directions are kept.
+# Method, and how its directions are stored.
 KEPT = (
     ("sgd", "dense"),
     ("ewc", "dense"),
@@ -33,47 +33,56 @@ _WORDS = {
 }
 
 
-def runs(scale: Scale) -> list[Run]:
+def cells(scale: Scale, results: Results) -> dict[str, Run]:
     """The runs whose time at the ends of tasks is compared."""
-    return [table1.cell_run(scale, b, m) for b in scale.benchmarks for m in ("ogd", "pca-ogd")]
+    return {
+        f"{b}/{m}": table1.cell_run(scale, b, m)
+        for b in scale.benchmarks
+        for m in ("ogd", "pca-ogd")
+    }
 
 
-def measure(workshop: Workshop) -> dict[str, Any]:
+def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
     """Bytes of a seed's memory while the last task is learned, and seconds of consolidation."""
     scale = workshop.scale
-    memory = {
-        b: {f"{m} {kept}": kept_bytes(workshop, b, m, kept) for m, kept in KEPT} for b in BENCHMARKS
-    }
-    one_task = {b: kept_bytes(workshop, b, "ogd", "factored", tasks=1) for b in BENCHMARKS}
-    seconds: dict[str, Any] = {}
-    ran: dict[str, Any] = {}
-    for benchmark in scale.benchmarks:
-        for method in ("ogd", "pca-ogd"):
-            trace = workshop.trace(table1.cell_run(scale, benchmark, method))
-            parts = {part: trace.timings[part] for part in ("training", "consolidation")}
-            seconds.setdefault(benchmark, {})[method] = parts
-            how = {"storage": trace.config["storage"], "device": trace.versions["device"]}
-            ran.setdefault(benchmark, {})[method] = how
-    return {
+    data: dict[str, Any] = {
         "memory": scale.memory,
         "tasks": {b: scale.tasks(b) for b in BENCHMARKS},
-        "bytes": memory,
-        "factored, one task": one_task,
-        "seconds": seconds,
-        "ran": ran,
+        "bytes": {
+            b: {f"{m} {kept}": kept_bytes(workshop, b, m, kept) for m, kept in KEPT}
+            for b in BENCHMARKS
+        },
+        "factored, one task": {
+            b: kept_bytes(workshop, b, "ogd", "factored", tasks=1) for b in BENCHMARKS
+        },
+        "seconds": {},
+        "ran": {},
     }
+    for benchmark in scale.benchmarks:
+        runs = {m: cells.get(f"{benchmark}/{m}") for m in ("ogd", "pca-ogd")}
+        traces = {m: workshop.trace(run) for m, run in runs.items() if run is not None}
+        if len(traces) == len(runs):
+            data["seconds"][benchmark] = {
+                m: {part: trace.timings[part] for part in ("training", "consolidation")}
+                for m, trace in traces.items()
+            }
+            data["ran"][benchmark] = {
+                m: {"storage": trace.config["storage"], "device": trace.versions["device"]}
+                for m, trace in traces.items()
+            }
+    return data
 
 
 def kept_bytes(
     workshop: Workshop, benchmark: str, method: str, storage: str, tasks: int | None = None
 ) -> int:
-    """Bytes that a method keeps for one seed of all tasks but the last (or of so many).
+    """Bytes of a method's memory for one seed, of all tasks but the last (or of `tasks` tasks).
 
     They do not depend on the weights, so nothing is trained for this; and they grow with the
     tasks as a polynomial of degree two, which three tasks determine.
     """
     scale = workshop.scale
-    # PCA keeps as much however many samples it looks at.
+    # The memory of PCA does not depend on the number of samples.
     settings: dict[str, Any] = {"seeds": "1", "samples": 2 * scale.memory, "storage": storage}
     replay = workshop.untrained(scale.config(benchmark, method, **settings))
     count = scale.tasks(benchmark) - 1 if tasks is None else tasks
@@ -85,17 +94,17 @@ def kept_bytes(
 
 
 def grown(seen: Sequence[int], count: int) -> int:
-    """What a quadratic sequence that begins with three numbers has at a place, from 1."""
+    """The element at a position, from 1, of a quadratic sequence with these first three numbers."""
     first, second, third = seen
     slope, bend = second - first, third - 2 * second + first
     return first + (count - 1) * slope + (count - 1) * (count - 2) // 2 * bend
 
 
 def apart(data: Data, benchmark: str) -> str:
-    """Why OGD's and PCA-OGD's times at the ends of tasks do not compare; empty if they do."""
+    """Why OGD's and PCA-OGD's times at the ends of tasks cannot be compared; empty if they can."""
     ran = data.get("ran", {}).get(benchmark)
     if ran is None:
-        return "it is not known how directions were kept"
+        return "it is not known how directions were stored"
     ogd, pca = ran["ogd"], ran["pca-ogd"]
     if ogd["storage"] != pca["storage"] or ogd["storage"] == "factored":
         words = f"OGD is stored {ogd['storage']} and PCA-OGD {pca['storage']}"
@@ -106,11 +115,11 @@ def apart(data: Data, benchmark: str) -> str:
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
-    """What is kept, in words and bytes, and the time of the PCA step."""
+    """The memory in words and bytes, and the time of the PCA step."""
     rows = []
     for variant in data["bytes"][BENCHMARKS[0]]:
         method, kept = variant.split()
-        name = LABELS[method] + ("" if kept == "dense" else f", {kept}")
+        name = method_label(method) + ("" if kept == "dense" else f", {kept}")
         cells = [f"{data['bytes'][b][variant] / 1e6:.2f} MB" for b in BENCHMARKS]
         rows.append([name, *_WORDS[method], *cells])
     without = {benchmark: apart(data, benchmark) for benchmark in data["seconds"]}
@@ -128,23 +137,28 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         for benchmark, of in data["seconds"].items()
     ]
     notes = [f"No ratio on {NAMES[b]}: {reason}." for b, reason in without.items() if reason]
-    headings = ["", "kept", "gradients recomputed", *(f"{NAMES[b]}, one seed" for b in BENCHMARKS)]
+    headings = [
+        "",
+        "stored",
+        "gradients recomputed",
+        *(f"{NAMES[b]}, one seed" for b in BENCHMARKS),
+    ]
     return [
         *table(headings, rows),
         f"With {data['memory']} samples or directions of each task, while the last is learned; "
         "measured on three tasks, from which the rest follows. Factored, a sample's gradient is "
-        "kept as its layers' inputs and output gradients, exactly.",
+        "stored as its layers' inputs and output gradients, exactly.",
         "",
         *table(["at the ends of tasks, all seeds", "OGD", "PCA-OGD", "ratio"], time),
         *(line for note in notes for line in (note, "")),
     ]
 
 
-ARTEFACT = Artefact(
+METHODS_SUMMARY = Artefact(
     "methods",
     "Algorithm summary, with measured memory; the cost of the PCA step",
     'appendix, "Algorithms summary" and "Computational overhead of PCA-OGD"',
     measure,
     show,
-    all_or_nothing(runs),
+    cells,
 )

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.methods import method_label
 from forgetless.paper.artefacts import table1
+from forgetless.paper.benchmarks import NAMES, Run
 from forgetless.paper.numbers import (
     DIVERGED,
     allowance,
@@ -17,24 +18,23 @@ from forgetless.paper.numbers import (
     std,
     table,
 )
-from forgetless.paper.pictures import COLOURS, LABELS, NAMES, Pictures, panels
-from forgetless.paper.printed_tasks import FINAL
-from forgetless.paper.work import Workshop
+from forgetless.paper.pictures import Pictures, legend_below, panels
+from forgetless.paper.printed import FINAL
+from forgetless.paper.results import Data
+from forgetless.paper.workshop import Artefact, Workshop, each
+from forgetless.report.palette import method_colour
 
-LEAST = 2.5  # points of a task's accuracy that are never counted as a disagreement
+LEAST = 2.5  # points of a task's accuracy that never count as a disagreement
 
 
-def measure(workshop: Workshop) -> dict[str, Any]:
-    """Accuracy on every task at the end, (S, T) for each benchmark and method."""
-    data: dict[str, Any] = {}
-    for benchmark, method, trace in table1.traces(workshop):
-        final = {DIVERGED: True} if diverged(trace) else trace.accuracy[:, -1]
-        data.setdefault(benchmark, {})[method] = final
-    return data
+def measure(workshop: Workshop, run: Run) -> Any:
+    """Accuracy on every task at the end, (S, T)."""
+    trace = workshop.trace(run)
+    return {DIVERGED: True} if diverged(trace) else trace.accuracy[:, -1]
 
 
 def finished(methods: Data) -> dict[str, Any]:
-    """Those of a benchmark's methods that did not diverge."""
+    """The methods of a benchmark that did not diverge."""
     return {m: final for m, final in methods.items() if not isinstance(final, Mapping)}
 
 
@@ -52,9 +52,9 @@ def closely(printed: float, spread: float, seeds: Any) -> bool:
 def agreeing(
     data: Data, rule: Callable[[float, float, Any], bool] = agrees
 ) -> dict[str, tuple[int, int]]:
-    """For each benchmark how many of its printed cells agree, and how many there are.
+    """For each benchmark how many printed cells agree, and how many there are.
 
-    None of a method that diverged does.
+    No cell of a method that diverged agrees.
     """
     counts = {}
     for benchmark, methods in data.items():
@@ -72,20 +72,19 @@ def agreeing(
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
-    """How many cells agree, and all of them as a figure."""
+    """The number of cells that agree, and all of them as a figure."""
     counts = agreeing(data)
+    counts["all"] = tuple(map(sum, zip(*counts.values(), strict=True)))  # type: ignore[assignment]
     rows = [
-        [NAMES[benchmark], f"{good} of {of}", f"{100 * good / of:.0f} %"]
+        [NAMES.get(benchmark, benchmark), f"{good} of {of}", f"{100 * good / of:.0f} %"]
         for benchmark, (good, of) in counts.items()
     ]
-    good, of = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
     broken = [
-        f"{NAMES[b]} {LABELS[m]}"
+        f"{NAMES[b]} {method_label(m)}"
         for b, methods in data.items()
         for m in methods
         if m not in finished(methods)
     ]
-    rows.append(["all", f"{good} of {of}", f"{100 * good / of:.0f} %"])
     return [
         *table(["", "cells that agree", ""], rows),
         f"A cell agrees within max({LEAST}, 2σ) points."
@@ -107,24 +106,24 @@ def _figure(data: Data) -> Figure:
             values = np.asarray(final, float)
             tasks = np.arange(1, values.shape[1] + 1)
             centre, spread = values.mean(0), values.std(0)
-            colour = COLOURS[method]
+            colour = method_colour(method)
             panel.fill_between(
                 tasks, centre - spread, centre + spread, color=colour, alpha=0.15, lw=0
             )
-            panel.plot(tasks, centre, color=colour, label=LABELS[method])
+            panel.plot(tasks, centre, color=colour, label=method_label(method))
             printed = FINAL[benchmark][method][0][: len(tasks)]
             panel.plot(tasks[: len(printed)], printed, "x", color=colour, ms=4)
         panel.set_xlabel("task")
     axes[0].set_ylabel("final accuracy, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    legend_below(figure, axes[0], 5)
     return figure
 
 
-ARTEFACT = Artefact(
+PER_TASK = Artefact(
     "per-task",
     "Final accuracy, task by task",
     "appendix, tables of final accuracy",
-    measure,
+    each(measure),
     show,
-    table1.parts,
+    table1.cells,
 )

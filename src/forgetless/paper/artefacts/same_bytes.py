@@ -4,16 +4,14 @@ from collections.abc import Callable
 from math import isqrt
 from typing import Any
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.paper.benchmarks import NAMES, Run, Scale
 from forgetless.paper.numbers import DIVERGED, accuracies, average, cell, mean, picked, shown, table
-from forgetless.paper.pictures import LABELS, NAMES, Pictures
-from forgetless.paper.run import Run
-from forgetless.paper.scale import Scale
-from forgetless.paper.store import Results
-from forgetless.paper.work import Workshop
+from forgetless.paper.pictures import Pictures
+from forgetless.paper.results import Data, Results
+from forgetless.paper.workshop import Artefact, Cells, Workshop
 
 BENCHMARK = "rotated"
-_ROUND = 640e6  # bytes, a round number below what PCA-OGD keeps
+_ROUND = 640e6  # bytes, a round number below PCA-OGD's
 _SMALL_MATRICES = 24  # bytes of the three K×K matrices of float64 that factored samples need
 _MOMENTS = 8  # bytes of the one that K dense rows have
 
@@ -23,7 +21,7 @@ def _budget(results: Results) -> int:
 
 
 def _sample_bytes(results: Results) -> tuple[float, float]:
-    """Of a sample itself, and of its factored gradient without the small matrices."""
+    """Bytes of a sample itself, and of its factored gradient without the small matrices."""
     data = results["methods"]["data"]
     memory, tasks = data["memory"], data["tasks"][BENCHMARK]
     image = data["bytes"][BENCHMARK]["a-gem dense"] / (memory * (tasks - 1))
@@ -46,7 +44,7 @@ def of_more_rows(kept: int, rows: int, times: int) -> int:
 
 
 def variants(scale: Scale, results: Results) -> dict[str, tuple[Run, float]]:
-    """Runs by name, each with the bytes that it keeps of all tasks but the last."""
+    """Runs by name, each with the bytes of its memory of all tasks but the last."""
 
     def run(method: str, **settings: Any) -> Run:
         return Run(scale.config(BENCHMARK, method, **settings))
@@ -83,49 +81,44 @@ def variants(scale: Scale, results: Results) -> dict[str, tuple[Run, float]]:
     }  # fmt: skip
 
 
-def parts(scale: Scale, results: Results) -> dict[str, list[Run]]:
-    """All of them, once it is known how many bytes they may keep."""
+def cells(scale: Scale, results: Results) -> dict[str, Run]:
+    """All of them, once it is known how many bytes they may take."""
     known = variants(scale, results) if "methods" in results else {}
-    return {_part(name): [run] for name, (run, _) in known.items()}
+    return {name: run for name, (run, _) in known.items()}
 
 
-def _part(name: str) -> str:
-    return f"{BENCHMARK} {name}"
-
-
-def measure(workshop: Workshop) -> dict[str, Any]:
+def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
     """A_T, F_T and bytes of each."""
     data = {}
     for name, (run, size) in variants(workshop.scale, workshop.results).items():
-        if not workshop.measurable([_part(name)]):
-            continue
-        of = accuracies(workshop.trace(run))
-        data[name] = picked(of, "average", "forgetting", "seconds") | {"bytes": size}
+        if name in cells:
+            of = accuracies(workshop.trace(run))
+            data[name] = picked(of, "average", "forgetting", "seconds") | {"bytes": size}
     return {"budget": _budget(workshop.results), "methods": data}
 
 
 def best(data: Data) -> tuple[str, float]:
-    """The best A_T within the budget, and by which method; no method's is 0."""
+    """The best method within the budget and its A_T; "none" and 0 if there is no method."""
     over = over_budget(data)
     return _best(data, lambda name: name not in over)
 
 
 def best_in_fewer(data: Data) -> tuple[str, float]:
-    """The same in fewer bytes, a round number of them."""
+    """The best method in fewer bytes, a round number of them."""
     return _best(data, lambda name: data["methods"][name]["bytes"] < _ROUND)
 
 
 def best_without_images(data: Data) -> tuple[str, float]:
-    """The best A_T within the budget among the methods that keep directions, no images.
+    """The best method within the budget that stores directions and no images.
 
-    Factored samples have the images in them, as inputs of the first layer.
+    Factored samples contain the images, as inputs of the first layer.
     """
     left_out = {name for name in data["methods"] if "factored" in name} | over_budget(data).keys()
     return _best(data, lambda name: "OGD" in name and name not in left_out)
 
 
 def over_budget(data: Data) -> dict[str, str]:
-    """The rows that take more than PCA-OGD's bytes, each with "7 % more bytes"."""
+    """The rows over the budget, each with by how much: "7 % more bytes"."""
     shares = {name: of["bytes"] / data["budget"] for name, of in data["methods"].items()}
     return {
         name: f"{max(1, round(100 * (share - 1)))} % more bytes"
@@ -146,7 +139,7 @@ def _mean(of: Data) -> str:
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
-    """One row a method."""
+    """One row per method."""
     methods, budget = data["methods"], data["budget"]
     rows = [
         [
@@ -166,28 +159,27 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     directions, least = best_without_images(data)
     headings = ("bytes", "of PCA-OGD's", "A_T", "F_T")
     return [
-        f"PCA-OGD keeps {budget / 1e6:.0f} MB for one seed while the last task is learned. That is "
+        f"PCA-OGD stores {budget / 1e6:.0f} MB for one seed while the last task is learned, "
         f"more than all images of all tasks take. {what}",
         "",
-        *table([f"{NAMES[BENCHMARK]}, kept of each task", *headings], rows),
+        *table([f"{NAMES[BENCHMARK]}, stored of each task", *headings], rows),
         f"Best under {_ROUND / 1e6:.0f} MB: **{fewer}, A_T {reached:.1f}**; within "
-        f"{budget / 1e6:.0f} MB: {name}, {value:.1f}; of those that keep no "
+        f"{budget / 1e6:.0f} MB: {name}, {value:.1f}; of those that store no "
         f"image, {directions}, {least:.1f}: factored samples have images in them, as inputs of the "
         "first layer. "
         + (f"Over the budget: {beyond}. " if over else "")
         + "A step of A-GEM or joint training sees a batch of fixed size, however many images are "
-        f"kept; {LABELS['gem-nt']} and {LABELS['gem']} look at all their samples in every step and "
-        "stay as they are.",
+        "stored; GEM-NT and GEM use all their samples in every step and are unchanged.",
         "",
     ]
 
 
-ARTEFACT = Artefact(
+SAME_BYTES = Artefact(
     "same-bytes",
     "Beyond the paper: the same bytes, or a few more",
     "",
     measure,
     show,
-    parts,
+    cells,
     needs=("methods",),
 )

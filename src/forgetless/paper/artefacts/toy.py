@@ -8,10 +8,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from forgetless.paper.artefact import Artefact, Data
+from forgetless.methods import method_label
 from forgetless.paper.numbers import mean, shown, table
-from forgetless.paper.pictures import COLOURS, LABELS, Pictures, panels
-from forgetless.paper.work import Workshop
+from forgetless.paper.pictures import Pictures, legend_below, panels
+from forgetless.paper.results import Data
+from forgetless.paper.workshop import Artefact, Cells, Workshop
+from forgetless.report.palette import method_colour
 from forgetless.theory import (
     ComponentProjection,
     LinearTask,
@@ -23,22 +25,20 @@ from forgetless.theory import (
     remembered,
 )
 
-TASKS, MEMORY, LOOKED_AT = 15, 25, 9  # as the paper says: tasks, memory of each, tasks shown
+TASKS, MEMORY, SHOWN = 15, 25, 9  # from the paper: tasks, memory of each, tasks shown
 _NOISE = 0.1
 _WEIGHT_DECAY = 10.0  # without it the test loss of n ≈ p samples is mostly fitted noise
 _SEEDS = 10
 
 
-def measure(workshop: Workshop) -> dict[str, Any]:
-    """For every (n, p): explained variance, and relative rise of the loss by method.
+def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
+    """For every (n, p) the explained variance, and the relative rise of the loss by method.
 
     The rise is the mean over the first nine tasks of the loss at the end minus that right after
     the task, divided by the variance of the targets, on test samples, on the training samples and
     on the samples that OGD remembers.
     """
-    return {
-        f"{n} {p}": _setting(n, p, workshop.device) for n, p in workshop.scale.toy
-    }  # fmt: skip
+    return {f"{n} {p}": _setting(n, p, workshop.device) for n, p in workshop.scale.toy}
 
 
 def _setting(n: int, p: int, device: torch.device) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _setting(n: int, p: int, device: torch.device) -> dict[str, Any]:
             learned = learn(tasks, method, weight_decay=_WEIGHT_DECAY)
             weights = learned.weights
             rises = []
-            for s in range(LOOKED_AT):
+            for s in range(SHOWN):
                 kept = remembered(MEMORY, seed, s, n)
                 own = LinearTask(
                     tasks[s].features[kept], tasks[s].targets[kept], tasks[s].outputs[kept]
@@ -106,15 +106,17 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         n, p = setting.split()
         for method in of["rise"]:
             cells = [f"{rise(data, setting, method, where):+.2f}" for where in range(3)]
-            rows.append([f"n = {n}, p = {p}, {LABELS[method]}", shown(of["explained"]), *cells])
+            rows.append(
+                [f"n = {n}, p = {p}, {method_label(method)}", shown(of["explained"]), *cells]
+            )
     headings = [
         "", f"% of variance in {MEMORY} components", "test", "training", "OGD's remembered samples",
     ]  # fmt: skip
     return [
         f"{TASKS} tasks, x ~ N(0, I), a target of its own for each task, {MEMORY} samples or "
-        f"directions kept of each; ridge regression, {seeds} seeds. The paper states neither n nor "
-        "p, only that 25 components, 5 % of all, explain 26 %. Rise of the squared error on the "
-        f"first {LOOKED_AT} tasks, in units of the targets' variance:",
+        f"directions stored of each; ridge regression, {seeds} seeds. The paper states neither n "
+        "nor p, only that 25 components, 5 % of all, explain 26 %. Rise of the squared error on "
+        f"the first {SHOWN} tasks, in units of the targets' variance:",
         "",
         *table(headings, rows),
         *_full(data),
@@ -126,7 +128,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 
 
 def _full(data: Data) -> list[str]:
-    """In which settings no direction is left long before the last task, in words."""
+    """The settings in which no direction is left long before the last task."""
     sizes = sorted({int(setting.split()[1]) for setting in data})
     few = [f"p = {p} after task {ceil(p / MEMORY)}" for p in sizes if p < MEMORY * (TASKS - 1)]
     if not few:
@@ -142,15 +144,15 @@ def _figure(data: Data) -> Figure:
     for panel, setting in zip(axes, settings, strict=True):
         for method, curve in data[setting]["curve"].items():
             tasks = range(1, len(curve) + 1)
-            panel.plot(tasks, curve, color=COLOURS[method], label=LABELS[method])
+            panel.plot(tasks, curve, color=method_colour(method), label=method_label(method))
         panel.set_xlabel("after task")
         panel.set_ylim(bottom=0)
     axes[0].set_ylabel("loss on task 1")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure, axes[0], 3)
     return figure
 
 
-ARTEFACT = Artefact(
+TOY = Artefact(
     "toy",
     "The worst case for PCA-OGD",
     "appendix, worst-case scenario",

@@ -1,4 +1,4 @@
-"""Explained variance of the tangent features: when one looks decides what one sees."""
+"""Explained variance of the tangent features, which depends on the moment of the measurement."""
 
 from typing import Any
 
@@ -6,18 +6,15 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from forgetless.paper.artefact import Artefact, Data, all_or_nothing
+from forgetless.paper import printed
 from forgetless.paper.artefacts.table1 import cell_run
+from forgetless.paper.benchmarks import NAMES, Run, Scale
 from forgetless.paper.numbers import mean, table
-from forgetless.paper.pictures import NAMES, Pictures, panels
-from forgetless.paper.printed import VARIANCE
-from forgetless.paper.replay import Replay
-from forgetless.paper.run import Run
-from forgetless.paper.scale import Scale
-from forgetless.paper.work import Look, Workshop
+from forgetless.paper.pictures import Pictures, legend_below, panels
+from forgetless.paper.results import Data, Results
+from forgetless.paper.workshop import Artefact, Cells, Probe, Workshop, each_probed
 from forgetless.theory import explained_variance
 
-NAME = "variance"
 BENCHMARKS = ("permuted", "rotated", "cifar")
 # Name → task (from 0), weights after which task (-1 for the initial ones), centred.
 MOMENTS: dict[str, tuple[int, int, bool]] = {
@@ -32,42 +29,28 @@ MOMENTS: dict[str, tuple[int, int, bool]] = {
 ALLOWED = {"permuted": 2.0, "rotated": 2.0, "cifar": 4.0}  # points from a column of the paper's
 
 
-def runs(scale: Scale) -> list[Run]:
+def cells(scale: Scale, results: Results) -> dict[str, Run]:
     """PCA-OGD's own runs."""
-    return [cell_run(scale, b, "pca-ogd") for b in BENCHMARKS]
+    return {b: cell_run(scale, b, "pca-ogd") for b in BENCHMARKS}
 
 
-def find(workshop: Workshop, run: Run) -> dict[str, Any]:
+def probe(workshop: Workshop, run: Run) -> dict[str, Any]:
     """Percent explained, (S, counts), by moment; and for few components."""
     scale = workshop.scale
     counts = [*scale.variance_counts, scale.few]
-    benchmark = next(b for b in BENCHMARKS if cell_run(scale, b, "pca-ogd").key == run.key)
-    samples = scale.benchmarks[benchmark].variance_samples
+    keys = {run.key: benchmark for benchmark, run in cells(scale, {}).items()}
+    samples = scale.benchmarks[keys[run.key]].variance_samples
     replay, present = workshop.replay(run), -1
     found = {}
     for name, (task, after, centred) in MOMENTS.items():
         if after != present:
             replay.at(after)
             present = after
-        of = np.array([_percent(gram, counts, centred) for gram in _grams(replay, task, samples)])
+        drawn = replay.samples(task, samples, "samples of the explained variance")
+        grams = [phi.gram() for phi in replay.features(drawn)]
+        of = np.array([_percent(gram, counts, centred) for gram in grams])
         found[name] = {"percent": of[:, :-1], "few": of[:, -1]}
     return found
-
-
-LOOK = Look(NAME, find)
-
-
-def measure(workshop: Workshop) -> dict[str, Any]:
-    """The counts, and benchmark → what is found in the run's weights."""
-    scale = workshop.scale
-    runs_ = {b: cell_run(scale, b, "pca-ogd") for b in BENCHMARKS}
-    data: dict[str, Any] = {"counts": list(scale.variance_counts), "few": scale.few}
-    return data | {b: workshop.looked(LOOK, run) for b, run in runs_.items()}
-
-
-def _grams(replay: Replay, task: int, samples: int) -> list[torch.Tensor]:
-    drawn = replay.samples(task, samples, "samples of the explained variance")
-    return [phi.gram() for phi in replay.features(drawn)]
 
 
 def _percent(gram: torch.Tensor, counts: list[int], centred: bool) -> list[float]:
@@ -75,17 +58,28 @@ def _percent(gram: torch.Tensor, counts: list[int], centred: bool) -> list[float
     return [float(curve[min(count, len(curve)) - 1]) for count in counts]
 
 
+_PROBE = Probe("variance", probe)
+
+
+def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
+    """The counts, and benchmark → the probe's result."""
+    counts = {"counts": list(workshop.scale.variance_counts), "few": workshop.scale.few}
+    return counts | each_probed(_PROBE)(workshop, cells)
+
+
 def benchmarks(data: Data) -> dict[str, Any]:
     """The data of the benchmarks alone."""
-    return {b: data[b] for b in BENCHMARKS}
+    return {b: data[b] for b in BENCHMARKS if b in data}
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
-    """Percent explained at every moment, the paper's beside it."""
+    """Percent explained at every moment, with the paper's columns."""
     counts = [str(count) for count in data["counts"]]
     rows = []
     for benchmark, moments in benchmarks(data).items():
-        rows.append([f"**{NAMES[benchmark]}, paper**", *(f"{v:.1f}" for v in VARIANCE[benchmark])])
+        rows.append(
+            [f"**{NAMES[benchmark]}, paper**", *(f"{v:.1f}" for v in printed.VARIANCE[benchmark])]
+        )
         for name, of in moments.items():
             mark = " ←" if fits(data, benchmark, name) else ""
             mark = " ⟸" if name == convention(data, benchmark) else mark
@@ -103,34 +97,34 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 
 
 def _figure(data: Data) -> Figure:
-    figure, axes = panels(list(BENCHMARKS))
+    figure, axes = panels(list(benchmarks(data)))
     shown_moments = {
         "task 2, at initialisation": ("#999999", "-"),
         "task 1, after training on it": ("#0072B2", "-"),
         "task 2, before training on it": ("#E69F00", "--"),
         "task 2, after training on it": ("#D55E00", "-"),
     }
-    for panel, benchmark in zip(axes, BENCHMARKS, strict=True):
+    for panel, benchmark in zip(axes, benchmarks(data), strict=True):
         for name, (colour, line) in shown_moments.items():
             values = np.mean(data[benchmark][name]["percent"], 0)
             panel.plot(data["counts"], values, line, color=colour, label=name)
-        panel.plot(data["counts"], VARIANCE[benchmark], "kx", label="paper")
+        panel.plot(data["counts"], printed.VARIANCE[benchmark], "kx", label="paper")
         panel.set_xscale("log")
         panel.set_xlabel("components")
         panel.set_ylim(0, 102)
     axes[0].set_ylabel("variance explained, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure, axes[0], 3)
     return figure
 
 
 def furthest(data: Data, benchmark: str, moment: str) -> float:
     """The largest difference from the paper's column at a moment, in points."""
     of = np.mean(data[benchmark][moment]["percent"], 0)
-    return float(np.abs(of - np.array(VARIANCE[benchmark])).max())
+    return float(np.abs(of - np.array(printed.VARIANCE[benchmark])).max())
 
 
 def fits(data: Data, benchmark: str, moment: str) -> bool:
-    """Whether the paper's column may have been measured at a moment."""
+    """Whether the paper's column agrees with a moment."""
     return furthest(data, benchmark, moment) <= ALLOWED[benchmark]
 
 
@@ -140,17 +134,17 @@ def convention(data: Data, benchmark: str) -> str:
 
 
 def at(data: Data, benchmark: str, moment: str, count: int) -> float:
-    """Percent that so many components explain at a moment, mean over seeds."""
+    """Percent that `count` components explain at a moment, mean over seeds."""
     column = data["counts"].index(count)
     return mean([seed[column] for seed in data[benchmark][moment]["percent"]])
 
 
-ARTEFACT = Artefact(
-    NAME,
+VARIANCE = Artefact(
+    _PROBE.name,
     "Explained variance",
     'appendix "Structure in the data", table and figure',
     measure,
     show,
-    all_or_nothing(runs),
-    look=LOOK,
+    cells,
+    probe=_PROBE,
 )

@@ -1,8 +1,7 @@
-"""What the paper claims, and how each claim is decided."""
+"""The claims of the paper, and how each is decided."""
 
 from forgetless.paper.claims import (
-    benchmarks,
-    forgetting,
+    accuracy,
     memory,
     overlap,
     settings,
@@ -16,7 +15,7 @@ ALL: dict[str, list[Claim]] = {
     "The overlap of tasks": overlap.CLAIMS.all,
     "Memory": memory.CLAIMS.all,
     "Structure in the data, and the kernel": structure.CLAIMS.all,
-    "Accuracy on the benchmarks": benchmarks.CLAIMS.all,
-    "Forgetting on the benchmarks": forgetting.CLAIMS.all,
+    "Accuracy on the benchmarks": accuracy.ACCURACY.all,
+    "Forgetting on the benchmarks": accuracy.FORGETTING.all,
     "Settings and cost": settings.CLAIMS.all,
 }

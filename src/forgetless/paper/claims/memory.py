@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from forgetless.paper.artefact import Data
+from forgetless.methods import method_label
+from forgetless.paper.benchmarks import NAMES
 from forgetless.paper.claims.base import UNDECIDED, Claims, Finding, by_noise, either
 from forgetless.paper.numbers import ahead, listed
-from forgetless.paper.pictures import LABELS, NAMES
+from forgetless.paper.results import Data
 
 CLAIMS = Claims()
 _TWICE = "A_T not below OGD's with twice the memory, and above OGD's with the same, each by two "
@@ -16,13 +17,13 @@ _TWICE += "standard errors of the difference (±)"
     "section 5.2, memory figure",
     "PCA-OGD is twice as memory efficient on Rotated: PCA-OGD(100) is like OGD(200)",
     _TWICE,
-    "memory: rotated",
+    "memory",
 )
 def _twice(memory: Data) -> Finding:
     return _twice_on(memory, "rotated")
 
 
-@CLAIMS.add("appendix, memory figure", "… and on Split CIFAR", _TWICE, "memory: cifar")
+@CLAIMS.add("appendix, memory figure", "… and on Split CIFAR", _TWICE, "memory")
 def _twice_cifar(memory: Data) -> Finding:
     return _twice_on(memory, "cifar")
 
@@ -51,7 +52,7 @@ def _twice_on(memory: Data, benchmark: str) -> Finding:
     "PCA-OGD gains about as much from 25 to 50 as from 50 to 100; OGD gains much from 100 to 200 "
     "and relatively little below",
     "first seven tasks: PCA-OGD's two gains within a factor of 2, OGD's last twice the others",
-    "memory: rotated",
+    "memory",
 )
 def _marginal(memory: Data) -> Finding:
     gains = {}
@@ -63,7 +64,7 @@ def _marginal(memory: Data) -> Finding:
     pca, ogd = gains["pca-ogd"], gains["ogd"]
     constant = 0.5 <= pca[0] / max(pca[1], 1e-9) <= 2
     ratio = ogd[-1] / max(ogd[:-1].max(), 1e-9)
-    shown = "; ".join(f"{LABELS[m]} {listed(gains[m], '+.1f')}" for m in ("pca-ogd", "ogd"))
+    shown = "; ".join(f"{method_label(m)} {listed(gains[m], '+.1f')}" for m in ("pca-ogd", "ogd"))
     why = f"PCA-OGD's are {'alike' if constant else 'not alike'}; OGD's last is {ratio:.1f} times "
     return either(bool(constant and ratio > 2)), shown, why + "the larger of the others"
 
@@ -72,7 +73,7 @@ def _marginal(memory: Data) -> Finding:
     "section 5.2; appendix, Permuted",
     "On Permuted, OGD and PCA-OGD are comparable, but PCA-OGD is much worse on task 1",
     "A_T within 1.5 at every memory, task 1 lower by 5 or more at Table 1's memory",
-    "memory: permuted",
+    "memory",
 )
 def _permuted(memory: Data) -> Finding:
     of = memory["permuted"]
@@ -93,7 +94,7 @@ def _permuted(memory: Data) -> Finding:
     "section 5.2",
     "On Permuted, which has no structure, PCA-OGD is less efficient",
     "its A_T minus OGD's, Table 1's memory, is smaller than on Rotated, by two standard errors (±)",
-    "memory: permuted, rotated",
+    "memory",
 )
 def _less_efficient(memory: Data) -> Finding:
     table1 = max(map(int, memory["permuted"]["ogd"])) // 2

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from forgetless.paper.artefact import Data
-from forgetless.paper.artefacts import overlap_later
+from forgetless.paper.artefacts import overlap
+from forgetless.paper.benchmarks import NAMES
 from forgetless.paper.claims.base import (
     UNDECIDED,
     Claims,
     Finding,
-    Word,
+    Verdict,
     by_noise,
     either,
     everywhere,
 )
 from forgetless.paper.numbers import ahead, listed, mean
-from forgetless.paper.pictures import NAMES
+from forgetless.paper.results import Data
 
 CLAIMS = Claims()
 _TOGETHER = "rank correlation with the drop over methods and memories positive, p below 0.05"
@@ -33,20 +33,20 @@ def _memories(of: Data) -> list[int]:
     "section 5.1",
     "Low eigenvalues of O(1→15) go with a smaller drop on task 1",
     _TOGETHER,
-    "overlap-later: rotated, rotated with GEM-NT",
+    "overlap-later",
 )
 def _drop(later: Data) -> Finding:
-    value, p = overlap_later.rank_correlation(later)
-    count = len(overlap_later.points(later))
-    alone, _ = overlap_later.rank_correlation(later, without="gem-nt")
-    fewer = len(overlap_later.points(later, without="gem-nt"))
+    value, p = overlap.rank_correlation(later)
+    count = len(overlap.points(later))
+    alone, _ = overlap.rank_correlation(later, without="gem-nt")
+    fewer = len(overlap.points(later, without="gem-nt"))
     why = f"Rotated MNIST; {alone:.2f} over the {fewer} without GEM-NT"
-    seeds = [overlap_later.rank_correlation(later, seed=s)[0] for s in overlap_later.seeds(later)]
+    seeds = [overlap.rank_correlation(later, seed=s)[0] for s in overlap.seeds(later)]
     why += f"; in single seeds {listed(sorted(seeds), '.2f')}"
     return _correlated(value, p), f"{value:.2f} over {count} points, p = {p:.2g}", why
 
 
-def _correlated(value: float, p: float) -> Word:
+def _correlated(value: float, p: float) -> Verdict:
     """Of a rank correlation: undecided where it is positive, but may be so by chance."""
     if isnan(value) or (value > 0 and p >= 0.05):
         return UNDECIDED
@@ -57,7 +57,7 @@ def _correlated(value: float, p: float) -> Word:
     "section 5.1",
     "PCA-OGD has 7 to 10 points less drop than OGD",
     "difference at every memory from 5.5 to 11.5",
-    "overlap-later: rotated",
+    "overlap-later",
 )
 def _less_drop(later: Data) -> Finding:
     of = later["rotated"]
@@ -71,7 +71,7 @@ def _less_drop(later: Data) -> Finding:
     "section 5.1, between the lines",
     "… as its eigenvalues of O(1→15) are lower",
     "largest singular value below OGD's by more than two standard errors, every memory, Rotated",
-    "overlap-later: rotated",
+    "overlap-later",
 )
 def _because(later: Data) -> Finding:
     of, memories = later["rotated"], _memories(later["rotated"])
@@ -88,23 +88,23 @@ def _because(later: Data) -> Finding:
     }
     less = ", ".join(f"{gain:.1f} at memory {d}" for d, gain in gains.items() if gain > 0)
     why = "where they are not clearly lower, the drop is smaller all the same: by "
-    word = everywhere(by_noise(lead, noise) for lead, noise in leads.values())
-    return word, f"OGD minus PCA-OGD {shown}", why + less if less else ""
+    verdict = everywhere(by_noise(lead, noise) for lead, noise in leads.values())
+    return verdict, f"OGD minus PCA-OGD {shown}", why + less if less else ""
 
 
 @CLAIMS.add(
     "section 5.2 and appendix, captions",
     "Lower eigenvalues imply less forgetting, on Permuted too",
     _TOGETHER,
-    "overlap-later: permuted, permuted with GEM-NT",
+    "overlap-later",
 )
 def _implies(later: Data) -> Finding:
-    value, p = overlap_later.rank_correlation(later, "permuted")
-    found = overlap_later.points(later, "permuted")
+    value, p = overlap.rank_correlation(later, "permuted")
+    found = overlap.points(later, "permuted")
     least, most = min(found, key=lambda x: x[2]), max(found, key=lambda x: x[2])
     ends = "; ".join(
-        f"{overlap_later.label(v)} has {overlap:.2f} and drops by {drop:.0f}"
-        for v, overlap, drop in (least, most)
+        f"{overlap.label(v)} has {largest:.2f} and drops by {drop:.0f}"
+        for v, largest, drop in (least, most)
     )
     return _correlated(value, p), f"{value:.2f} over {len(found)} points, p = {p:.2g}", ends
 
@@ -113,11 +113,11 @@ def _implies(later: Data) -> Finding:
     "section 5.2 and appendix, captions",
     "… and on Split CIFAR",
     _TOGETHER,
-    "overlap-later: cifar",
+    "overlap-later",
 )
 def _implies_cifar(later: Data) -> Finding:
-    value, p = overlap_later.rank_correlation(later, "cifar")
-    count = len(overlap_later.points(later, "cifar"))
+    value, p = overlap.rank_correlation(later, "cifar")
+    count = len(overlap.points(later, "cifar"))
     *_, last = next(iter(later["cifar"].values()))["later"]
     return _correlated(value, p), f"{value:.2f} over {count} points, p = {p:.2g}", f"O(1→{last})"
 
@@ -173,7 +173,7 @@ def _sgd_highest(following: Data) -> Finding:
     for what in ("largest", "mean"):
         rival = max(others, key=lambda v, what=what: mean(of[v][what]))  # type: ignore[misc]
         value, other = mean(of[sgd][what]), mean(of[rival][what])
-        parts.append(f"{what} {value:.4f}, next {overlap_later.label(rival)} {other:.4f}")
+        parts.append(f"{what} {value:.4f}, next {overlap.label(rival)} {other:.4f}")
     return either(held), "; ".join(parts), ""
 
 
@@ -185,27 +185,27 @@ _GROWTH += "over later tasks: {} two standard errors (±)"
     "appendix, evolution figures",
     "More memory gives PCA-OGD a larger advantage (Rotated, Split CIFAR)",
     _GROWTH.format("above"),
-    "overlap-later: rotated, cifar",
+    "overlap-later",
 )
 def _evolution(later: Data) -> Finding:
-    words, shown, whys = [], [], []
+    verdicts, shown, whys = [], [], []
     for benchmark in ("rotated", "cifar"):
         growth = _growths(later, benchmark)
         lead, noise = _clear(list(growth.values()))
-        words.append(by_noise(lead, noise))
+        verdicts.append(by_noise(lead, noise))
         shown.append(f"{NAMES[benchmark]} {lead:+.3f} ± {noise:.3f}")
         each = {k: _clear([of]) for k, of in growth.items()}
         clear = [f"O(1→{k})" for k, (lead, noise) in each.items() if lead > noise]
         where = f"{', '.join(clear) or 'none'} of {len(each)} later tasks"
         whys.append(f"{NAMES[benchmark]}: clearly at {where}")
-    return everywhere(words), "; ".join(shown), "; ".join(whys)
+    return everywhere(verdicts), "; ".join(shown), "; ".join(whys)
 
 
 @CLAIMS.add(
     "appendix, evolution figures",
     "… but not on Permuted, where there is no pattern",
     _GROWTH.format("not above"),
-    "overlap-later: permuted",
+    "overlap-later",
 )
 def _no_evolution(later: Data) -> Finding:
     lead, noise = _clear(list(_growths(later, "permuted").values()))
@@ -233,7 +233,7 @@ def _clear(growths: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 @CLAIMS.add(
     "appendix, Permuted",
-    "Permuted's eigenvalues are very small beside Rotated's",
+    "Permuted's eigenvalues are very small compared to Rotated's",
     "SGD's mean singular value of O(1→2) below a third of Rotated's",
     "overlap-next",
 )

@@ -5,12 +5,12 @@ from math import isnan
 
 import numpy as np
 
-from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts import kernel_change, variance
+from forgetless.paper.benchmarks import NAMES
 from forgetless.paper.claims.base import UNDECIDED, Claims, Finding, either
 from forgetless.paper.numbers import mean
-from forgetless.paper.pictures import NAMES
 from forgetless.paper.printed import VARIANCE, VARIANCE_COUNTS, VARIANCE_OF_14
+from forgetless.paper.results import Data
 
 CLAIMS = Claims()
 _OF_200 = VARIANCE["rotated"][VARIANCE_COUNTS.index(200)]
@@ -89,7 +89,7 @@ def _no_structure(data: Data) -> Finding:
     "section 5.3; appendix, NTK changes",
     "The kernel does not vary any more (is approximately constant) after task 1 on Split CIFAR",
     "its change since the start is at most a tenth larger at the end than after task 1",
-    "kernel-change: cifar",
+    "kernel-change",
 )
 def _constant(data: Data) -> Finding:
     more = 1 / kernel_change.growth(data, "cifar")[0] - 1
@@ -103,7 +103,7 @@ def _constant(data: Data) -> Finding:
     "section 5.3; appendix, NTK changes",
     "… and changes linearly on the MNIST benchmarks",
     "a line explains 90 % of the curve over tasks",
-    "kernel-change: permuted, rotated",
+    "kernel-change",
 )
 def _linear(data: Data) -> Finding:
     found = {b: kernel_change.growth(data, b) for b in ("permuted", "rotated")}
@@ -148,7 +148,7 @@ def _smaller(data: Data) -> Finding:
     "The kernel changes after OGD and PCA-OGD store their gradients, which become outdated",
     "of task 1's features, those at the end have at least a tenth less in what PCA-OGD stored of "
     "it than those after task 1, MNIST",
-    "kernel-change: permuted, rotated",
+    "kernel-change",
 )
 def _outdated(data: Data) -> Finding:
     found = {}

@@ -2,10 +2,10 @@
 
 import itertools
 
-from forgetless.paper.artefact import Data
 from forgetless.paper.artefacts.toy import MEMORY, rise
 from forgetless.paper.claims.base import HOLDS, UNDECIDED, Claims, Finding, either
 from forgetless.paper.numbers import ahead, listed, mean
+from forgetless.paper.results import Data
 
 CLAIMS = Claims()
 _EXACT = 1e-6  # relative error that counts as rounding and the descent's tolerance

@@ -1,8 +1,7 @@
 """Why a run forgot: overlap, explained variance, kernel change and forecast, from its trace."""
 
 from forgetless.report.analysis.analysis import Analysis, ForecastPoint, Images, Sample, Variance
-from forgetless.report.analysis.cache import analysed, known_analysis
-from forgetless.report.analysis.measure import analyse
+from forgetless.report.analysis.measure import analyse, analysed, known_analysis
 
 __all__ = [
     "Analysis",

@@ -1,4 +1,4 @@
-"""What is known of the reasons of a run's forgetting: plain numbers, ready to be kept."""
+"""The results of an analysis as plain numbers, ready to be stored."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,8 +12,8 @@ class Variance:
 
     Attributes:
         curve: the share that the first 1, 2, … directions explain.
-        samples: how many samples of the task were looked at.
-        kept: how many directions of the task the method keeps; None if it keeps none.
+        samples: the number of samples.
+        kept: how many directions of the task the method stored; None if it stores none.
     """
 
     curve: list[float]
@@ -29,7 +29,7 @@ class ForecastPoint:
     Attributes:
         source, target: the tasks, from 0.
         predicted, measured: before and after.
-        trust: how far the forecast was to be believed, 0 to 1; `trusted` is far enough.
+        trust: reliability of the forecast, 0 to 1; `trusted`: whether it is high enough.
     """
 
     source: int
@@ -43,7 +43,7 @@ class ForecastPoint:
 @final
 @dataclass(frozen=True)
 class Sample:
-    """A test image: its number in the task's test set, its class, and what it is taken for."""
+    """A test image: its number in the task's test set, its class, and the network's guess."""
 
     id: str
     label: int
@@ -53,7 +53,7 @@ class Sample:
 @final
 @dataclass(frozen=True)
 class Images:
-    """Test images of each task that are in danger, and that were forgotten.
+    """Test images of each task that the forecast gives up, and that were forgotten.
 
     Attributes:
         pictures: the images as data URLs, by their number.
@@ -74,9 +74,9 @@ class Analysis:
     Attributes:
         seed: which one.
         samples: of each task, for overlaps and kernels.
-        learned: T', the tasks that were looked at.
+        learned: T', the number of tasks analysed.
         overlap: "s-k" (tasks from 0, s < k) → singular values of O^{s→k}, decreasing, at the
-            weights after s and with what the method projects out when k starts.
+            weights after s, with the directions stored when k starts projected out.
         projected: whether the method's directions were taken out; else the overlap is as for SGD.
         variance: of each task.
         kernel: for each task s, ‖K_t − K_s‖ / ‖K_s‖ on it after tasks t = s … T' − 1.
@@ -95,12 +95,12 @@ class Analysis:
     images: Images
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON values."""
         return asdict(self)
 
     @classmethod
     def restore(cls, plain: Mapping[str, Any]) -> Self:
-        """From what `plain` gave."""
+        """From the result of `plain`."""
         values = dict(plain)
         images = values["images"]
         lists = {

@@ -1,4 +1,4 @@
-"""Test images as small pictures that a page can carry."""
+"""Test images as small pictures inside a page."""
 
 import base64
 import io
@@ -16,10 +16,10 @@ _MOST_BYTES = 400_000  # of all pictures of a run: a page of five runs stays sma
 
 @final
 class Gallery:
-    """Collects pictures of test images, each once, as long as there is room.
+    """Collects pictures of test images, each once, up to a total size.
 
     Arguments:
-        shape: of an input; what is not (1 or 3, height, width) is no image.
+        shape: of an input; only (1 or 3, height, width) is an image.
     """
 
     most = 8  # of each kind and task
@@ -38,7 +38,7 @@ class Gallery:
         outputs: Tensor,
         classes: range,
     ) -> None:
-        """Add the samples at `index` of a task's test set, with what they are taken for.
+        """Add the samples at `index` of a task's test set, with the class the network gives them.
 
         Arguments:
             test: inputs (n, c, h, w) and labels (n,).

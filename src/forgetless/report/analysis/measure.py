@@ -1,4 +1,4 @@
-"""Computes the reasons: a network's tangent features along the way that the run took."""
+"""Measures why a run forgot: tangent features of its network after each task."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,28 +11,63 @@ from torch import Tensor, nn
 
 from forgetless import theory
 from forgetless.data import Scenario, Split
-from forgetless.launch.rebuild import network_of, out_of_reach, samples_of, settings_of, tasks_of
+from forgetless.launch.rebuild import Rebuilt, rebuild, samples_of
+from forgetless.methods import METHODS
 from forgetless.report.analysis.analysis import Analysis, ForecastPoint, Images, Variance
 from forgetless.report.analysis.images import Gallery
 from forgetless.subspace import FACTORED, FactoredSubspace
 from forgetless.support.errors import TraceError
-from forgetless.support.validation import whole
+from forgetless.support.layout import Layout
+from forgetless.support.options import whole
 from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins
-from forgetless.theory.linearised import widened
 from forgetless.trace import Trace
+from forgetless.trace.cache import read_beside, write_beside
+from forgetless.training.build import ModelSource
+from forgetless.training.settings import Training
 
 SAMPLES = 200
+_FORMAT = 3  # of a stored analysis
+_NAME = "analysis"
 _FOR_VARIANCE = 500  # samples whose directions are counted
-_MOST_TASKS = 20  # every pair of them is looked at
+_MOST_TASKS = 20  # whose pairs are measured
 _MOST_FORECASTS = 4
-_RTOL = 3e-4  # singular values below this share of the largest are rounding of float32
 _DIGITS = 5
+
+
+def known_analysis(trace: Trace) -> Analysis | None:
+    """The analysis stored next to a trace, if it is of this very run."""
+    plain = None if trace.path is None else read_beside(trace.path, _NAME, _FORMAT)
+    try:
+        return None if plain is None else Analysis.restore(plain)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # damaged: it can be made again
+
+
+def analysed(
+    trace: Trace,
+    *,
+    tasks: Scenario | None = None,
+    model: ModelSource | None = None,
+    data: Path | None = None,
+    samples: int = SAMPLES,
+    observer: Callable[[str], None] | None = None,
+) -> Analysis:
+    """`analyse`, or the analysis stored next to the trace; a new one is stored there."""
+    known = known_analysis(trace)
+    if known is not None and known.samples == samples:
+        return known
+    made = analyse(trace, tasks=tasks, model=model, data=data, samples=samples, observer=observer)
+    if trace.path is not None:
+        write_beside(trace.path, _NAME, _FORMAT, made.plain())
+    return made
 
 
 def analyse(
     trace: Trace,
     *,
+    tasks: Scenario | None = None,
+    model: ModelSource | None = None,
     data: Path | None = None,
     samples: int = SAMPLES,
     observer: Callable[[str], None] | None = None,
@@ -42,33 +77,35 @@ def analyse(
     Needs the weights after each task in the trace and the data on disk; nothing is downloaded.
 
     Arguments:
-        trace: of a run that `forgetless run` or `compare` made.
-        data: folder to look for the data in first.
+        trace: of the run.
+        tasks, model: as `fit` took them, if they were a script's own.
+        data: folder that is searched for the data first.
         samples: of each task, for overlaps and kernels.
-        observer: told in words what is being done.
+        observer: called with each step in words.
     """
     whole(2).check("samples", samples)
     tell = observer or (lambda what: None)
     tell("reading the tasks")
-    journey = _Journey.of(trace, data, samples)
+    made = rebuild(trace, tasks=tasks, model=model, data=data)
+    run = _SeedRun.of(trace, made, samples)
     tell("overlap and kernels")
-    overlap, kernel = _pairs(journey)
+    overlap, kernel = _pairs(run)
     tell("explained variance")
-    variance = [_variance(journey, s) for s in range(journey.learned)]
-    gallery = Gallery(journey.tasks.input_shape)
+    variance = [_variance(run, s) for s in range(run.learned)]
+    gallery = Gallery(run.tasks.input_shape)
     forecast = []
-    for source in journey.forecastable():
+    for source in run.forecastable():
         tell(f"forecast of task {source + 2}")
-        forecast.append(_forecast(journey, source, gallery))
+        forecast.append(_forecast(run, source, gallery))
     tell("images")
-    for s in range(journey.learned - 1):
-        _forgotten(journey, s, gallery)
+    for s in range(run.learned - 1):
+        _forgotten(run, s, gallery)
     return Analysis(
-        seed=journey.seed,
+        seed=run.seed,
         samples=samples,
-        learned=journey.learned,
+        learned=run.learned,
         overlap=overlap,
-        projected=journey.directions is not None,
+        projected=run.directions is not None,
         variance=variance,
         kernel=kernel,
         forecast=forecast,
@@ -78,17 +115,19 @@ def analyse(
 
 @final
 @dataclass(frozen=True)
-class _Journey:
-    """One seed's way through the tasks, as its trace has it.
+class _SeedRun:
+    """One seed of a run: its network at the weights after any task.
 
     Attributes:
-        directions: what the method remembers, orthonormal rows (K, p) in the order in which they
-            were added, or None; `ranks`, (T,), says how many each task added.
-        inputs: of each task some training samples, (n, *), and their labels (n,).
+        directions: the method's stored directions, orthonormal rows (K, p) in the order in which
+            they were added, or None.
+        ranks: how many of them each task added, (T,).
+        inputs: some training samples of each task, (n, *), and their labels (n,).
     """
 
     trace: Trace
     tasks: Scenario
+    training: Training
     seed: int
     learned: int
     model: nn.Module
@@ -98,57 +137,63 @@ class _Journey:
     inputs: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, trace: Trace, data: Path | None, samples: int) -> "_Journey":
+    def of(cls, trace: Trace, made: Rebuilt, samples: int) -> "_SeedRun":
         row = int(np.argmax(trace.finished))
         own = np.isfinite(np.diagonal(trace.accuracy[row]))
         learned = int(np.argmin(own)) if not own.all() else len(own)
         if learned == 0:
             raise TraceError(f"{trace.path or 'the run'} has not learned any task to its end")
-        seed, config = trace.seeds[row], settings_of(trace)
-        weights = trace.weights(seed, 0)
-        tasks = tasks_of(trace, data)
-        model = network_of(config, tasks, weights).eval()
-        free = out_of_reach(config, tasks, model)
+        seed, tasks = trace.seeds[row], made.tasks
+        model = made.network(trace.weights(seed, 0)).eval()
+        free = made.out_of_reach(model)
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         names = tuple(name for name in trained if name not in free)
         size = sum(p.numel() for name, p in model.named_parameters() if name in names)
         directions, ranks = _remembered(trace, seed, size)
         learned = min(learned, _MOST_TASKS)
         inputs = [_some(tasks.task(t, [seed]).train, samples) for t in range(learned)]
-        return cls(trace, tasks, seed, learned, model, names, directions, ranks, inputs)
+        return cls(
+            trace, tasks, made.training, seed, learned, model, names, directions, ranks, inputs
+        )
 
     def go_to(self, task: int) -> None:
-        """Give the network the weights after a task."""
+        """Load the weights after a task."""
         self.model.load_state_dict(self.trace.weights(self.seed, task))
 
     def features(self, samples: tuple[Tensor, Tensor]) -> TangentFeatures:
-        """φ of the samples where the network is now."""
+        """φ of the samples at the present weights."""
         return tangent_features(self.model, *samples, params=self.names)
 
     def before(self, task: int) -> int:
-        """How many directions were remembered when a task started."""
+        """The number of directions that were stored when a task started."""
         return sum(self.ranks[:task])
 
     def forecastable(self) -> Iterator[int]:
-        """The tasks whose fate under the next one is forecast, spread over the run."""
-        if self.trace.method != "sgd" and self.directions is None:
-            return
+        """The tasks for which the effect of the next one is forecast, spread over the run."""
+        kind = METHODS.get(self.trace.method)
+        if (kind is None or kind.protects) and self.directions is None:
+            return  # how the method changes the gradient is not in the trace
+        if not self.training.is_recordable:
+            return  # a forecast is of plain SGD at a constant rate
         pairs = self.learned - 1
         yield from sorted(
             {round(i) for i in np.linspace(0, pairs - 1, min(pairs, _MOST_FORECASTS))}
         )
 
     def basis(self, task: int) -> Tensor | None:
-        """What every step avoids while a task is learned, over all trainable parameters."""
+        """The directions that every step of a task avoids, over all trainable parameters."""
         if self.directions is None:
             return None
         rows = self.directions[: self.before(task)]
-        sizes = {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
-        return widened(rows, self.names, sizes)
+        trained = {n: p.shape for n, p in self.model.named_parameters() if p.requires_grad}
+        own = Layout({name: trained[name] for name in self.names})
+        return Layout(trained).join(own.split(rows))
 
 
 def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list[int]]:
-    """The directions that a projecting method kept, as rows, if the trace has any."""
+    """The directions that a projecting method stored, as rows, if the trace has any."""
+    if "storage" not in trace.config:  # which methods that store directions use
+        return None, []
     try:
         memory = trace.memory(seed)
     except TraceError:
@@ -163,88 +208,67 @@ def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list
 
 
 def _some(split: Split, count: int) -> tuple[Tensor, Tensor]:
-    """Samples spread over the whole set, the same ones every time."""
+    """Samples spread evenly over the set, always the same."""
     index = torch.linspace(0, len(split) - 1, min(count, len(split))).round().long()
     inputs, labels = split.take(index.unsqueeze(0))
     return inputs[0], labels[0]
 
 
-def _pairs(journey: _Journey) -> tuple[dict[str, list[float]], list[list[float]]]:
+def _pairs(run: _SeedRun) -> tuple[dict[str, list[float]], list[list[float]]]:
     """Overlap spectra of all pairs s < k, and the change of each task's kernel over the run."""
     overlap: dict[str, list[float]] = {}
     kernel: list[list[float]] = []
     grams: list[Tensor] = []
-    for t in range(journey.learned):
-        journey.go_to(t)
-        here = [journey.features(samples) for samples in journey.inputs]
+    for t in range(run.learned):
+        run.go_to(t)
+        here = [run.features(samples) for samples in run.inputs]
         grams.append(here[t].gram())
         kernel.append([0.0])
         for s in range(t):
             kernel[s].append(round(theory.kernel_change(grams[s], here[s].gram()), _DIGITS))
-        inside = _inside(journey, here[t:])
-        for k in range(t + 1, journey.learned):
-            values = _overlap(here[t], here[k], inside, k - t, journey.before(k))
+        for k in range(t + 1, run.learned):
+            rows = None if run.directions is None else run.directions[: run.before(k)]
+            matrix = theory.operator_overlap(here[t], here[k], rows, rtol=theory.FLOAT32_RTOL)
+            values = theory.overlap_spectrum(matrix).clamp(0, 1)
             overlap[f"{t}-{k}"] = [round(float(v), _DIGITS) for v in values]
     return overlap, kernel
 
 
-def _inside(journey: _Journey, features: list[TangentFeatures]) -> list[Tensor] | None:
-    """φ Bᵀ for the features of several tasks and all directions B, (n, K) each."""
-    if journey.directions is None:
-        return None
-    return [(phi @ journey.directions.T).double() for phi in features]
-
-
-def _overlap(
-    source: TangentFeatures,
-    target: TangentFeatures,
-    inside: list[Tensor] | None,
-    later: int,
-    count: int,
-) -> Tensor:
-    """Singular values of O = W_sᵀ (K_sk − φ_s Bᵀ B φ_kᵀ) W_k with the first `count` directions."""
-    cross = source.cross_gram(target).double()
-    if inside is not None:
-        cross = cross - inside[0][:, :count] @ inside[later][:, :count].T
-    grid = [[source.gram(), cross], [cross.T, target.gram()]]
-    return theory.overlap_spectrum(theory.gram_overlap(grid, 0, 1, rtol=_RTOL)).clamp(0, 1)
-
-
-def _variance(journey: _Journey, task: int) -> Variance:
-    journey.go_to(task)
-    train = journey.tasks.task(task, [journey.seed]).train
+def _variance(run: _SeedRun, task: int) -> Variance:
+    run.go_to(task)
+    train = run.tasks.task(task, [run.seed]).train
     samples = _some(train, _FOR_VARIANCE)
-    curve = theory.explained_variance(journey.features(samples).gram())
-    kept = journey.ranks[task] if task < len(journey.ranks) else None
+    curve = theory.explained_variance(run.features(samples).gram())
+    kept = run.ranks[task] if task < len(run.ranks) else None
     return Variance([round(float(v), _DIGITS) for v in curve], len(samples[1]), kept)
 
 
-def _forecast(journey: _Journey, source: int, gallery: Gallery) -> ForecastPoint:
-    """What the next task was going to do to `source`, and what it did."""
+def _forecast(run: _SeedRun, source: int, gallery: Gallery) -> ForecastPoint:
+    """The forecast of the next task's effect on `source`, and the measured effect."""
     target = source + 1
-    journey.go_to(source)
-    known, coming = (journey.tasks.task(t, [journey.seed]) for t in (source, target))
-    config = settings_of(journey.trace)
+    run.go_to(source)
+    known, coming = (run.tasks.task(t, [run.seed]) for t in (source, target))
+    training = run.training
     test = samples_of(known.test)
     outlook = theory.forecast(
-        journey.model,
+        run.model,
         test,
         samples_of(coming.train),
-        lr=config.lr,
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        source_classes=journey.tasks.classes(source),
-        target_classes=journey.tasks.classes(target),
-        basis=journey.basis(target),
+        lr=training.lr,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        source_classes=run.tasks.competing(source, target),
+        target_classes=run.tasks.competing(target),
+        basis=run.basis(target),
         overlap_samples=2,  # the overlap is measured elsewhere, with more of them
         quick=True,
-        seed=journey.seed,
+        seed=run.seed,
     )
     places = {int(n): row for row, n in enumerate(outlook.index)}
     worst = outlook.endangered(gallery.most)
     rows = torch.tensor([places[int(n)] for n in worst], dtype=torch.long)
     gallery.add("endangered", source, test, worst, outlook.plain.outputs[rows], outlook.classes)
-    accuracy = journey.trace.accuracy[journey.trace.seeds.index(journey.seed)]
+    accuracy = run.trace.accuracy[run.trace.seeds.index(run.seed)]
     return ForecastPoint(
         source=source,
         target=target,
@@ -255,16 +279,17 @@ def _forecast(journey: _Journey, source: int, gallery: Gallery) -> ForecastPoint
     )
 
 
-def _forgotten(journey: _Journey, task: int, gallery: Gallery) -> None:
-    """Test images that were right after their task and are wrong at the end."""
-    classes = journey.tasks.classes(task)
-    test = samples_of(journey.tasks.task(task, [journey.seed]).test)
+def _forgotten(run: _SeedRun, task: int, gallery: Gallery) -> None:
+    """Test images that were classified right after their task and wrong at the end."""
+    times = task, run.learned - 1
+    test = samples_of(run.tasks.task(task, [run.seed]).test)
     outputs = []
-    for when in (task, journey.learned - 1):
-        journey.go_to(when)
+    for when in times:
+        run.go_to(when)
         with torch.no_grad():
-            outputs.append(torch.cat([journey.model(some) for some in test[0].split(1000)]))
-    before, after = (margins(o, test[1], classes) for o in outputs)
+            outputs.append(torch.cat([run.model(some) for some in test[0].split(1000)]))
+    classes = [run.tasks.competing(task, when) for when in times]
+    before, after = (margins(o, test[1], c) for o, c in zip(outputs, classes, strict=True))
     lost = torch.nonzero((before > 0) & (after < 0)).flatten()
     worst = lost[after[lost].argsort()][: gallery.most]
-    gallery.add("forgotten", task, test, worst, outputs[1][worst], classes)
+    gallery.add("forgotten", task, test, worst, outputs[1][worst], classes[1])

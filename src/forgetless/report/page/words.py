@@ -1,25 +1,25 @@
-"""What happened, in words: the sentence at the top of the page, and commands to copy."""
+"""The words of the page: the sentence at its top, and commands to copy."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from forgetless.launch.config import resolve, setting_fields, unused_settings
-from forgetless.report.comparison import JOINT, Array, Comparison, Entry, shown
+from forgetless.launch.config import resolve, setting_fields
+from forgetless.report.comparison import Array, Comparison, Entry
 from forgetless.support.errors import ConfigError
 from forgetless.support.options import flag
+from forgetless.support.plugins import is_in_file
 from forgetless.trace import metrics
 
-_BASELINE = "sgd"
 _MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for
 _NOTHING = 0.05  # points: less is shown as 0.0
 _NAMES = 40  # characters of a label that a sentence has room for
 
 
 def headline(comparison: Comparison) -> str:
-    """One or two sentences: who kept what, and which task suffered most, and when."""
+    """One or two sentences: which method kept most, which task suffered most, and when."""
     entries = comparison.entries
     learned = comparison.learned
     if learned == 0:
@@ -27,6 +27,8 @@ def headline(comparison: Comparison) -> str:
     sentence = _of_one(entries[0]) if len(entries) == 1 else _of_several(entries)
     if learned < len(comparison.tasks):
         sentence += f" The runs stopped after {learned} of {len(comparison.tasks)} tasks."
+    if comparison.measured_on != "test":
+        sentence += f" This is {comparison.measure}."
     return sentence
 
 
@@ -47,28 +49,27 @@ def worst_task(entry: Entry) -> tuple[int, float, int, int] | None:
     return task, drops[task], task + start, task + stop
 
 
-def command(config: Mapping[str, Any], **changed: Any) -> str | None:
+def command_line(config: Mapping[str, Any], **changed: Any) -> str | None:
     """The `forgetless run` that has these settings; None for a run that a script made.
 
     Arguments:
         config: of a trace.
-        changed: settings to have another value than there.
+        changed: settings with other values.
     """
-    wanted = dict(config) | changed
-    try:
-        scenario, method = str(wanted["scenario"]), str(wanted["method"])
-        plain = resolve(scenario, method)
-        preset = resolve(scenario, method, protocol=wanted.get("protocol", plain.protocol))
-        if not set(wanted) <= set(setting_fields()):
-            return None
-    except (KeyError, ConfigError):
+    wanted = {n: str(v) if n in ("scenario", "method") else v for n, v in config.items()} | changed
+    if not {"scenario", "method"} <= set(wanted) <= set(setting_fields()):
         return None
-    words = ["forgetless", "run", preset.scenario, "--method", preset.method]
-    unused = unused_settings(wanted)
-    # The protocol sets others, so that it is said and they are not.
-    for name, usual in (preset.as_dict() | {"protocol": plain.protocol}).items():
-        value = wanted.get(name, usual)
-        if value == usual or value is None or name in unused:
+    if any(is_in_file(str(wanted.get(name))) for name in ("scenario", "method", "model")):
+        return None  # no file is executed because a trace names it
+    try:
+        usual = resolve(wanted["scenario"], wanted["method"])
+        made = resolve(**wanted)  # type: ignore[arg-type]
+    except ConfigError:
+        return None
+    words = ["forgetless", "run", made.scenario, "--method", made.method]
+    usually = usual.as_dict() | {"seeds": usual.seeds}
+    for name, value in (made.as_dict() | {"seeds": made.seeds}).items():
+        if value is None or value == usually.get(name):
             continue
         written = flag(name)
         if isinstance(value, bool):
@@ -88,11 +89,9 @@ def _of_one(entry: Entry) -> str:
 
 
 def _of_several(entries: tuple[Entry, ...]) -> str:
-    able = [e for e in entries if e.trace.method != JOINT and e.learned] or list(entries)
+    able = [e for e in entries if not e.keeps_all_data and e.learned] or list(entries)
     best = max(able, key=lambda e: _means(e)[0])
-    base = next(
-        (e for e in able if e.trace.method == _BASELINE), min(able, key=lambda e: _means(e)[0])
-    )
+    base = next((e for e in able if not e.protects), min(able, key=lambda e: _means(e)[0]))
     if base is best:
         sentence = f"No method did better than {_name(best)}, at {_means(best)[0]:.1f} %"
         return f"{sentence}{_suffering(best)}."
@@ -115,7 +114,7 @@ def _suffering(entry: Entry) -> str:
 
 
 def _stretch(accuracy: Array, lost: float) -> tuple[int, int]:
-    """The shortest stretch of a course over which so much is lost."""
+    """The shortest stretch of a curve over which `lost` is lost."""
     n = len(accuracy)
     for length in range(1, n):
         falls = accuracy[: n - length] - accuracy[length:]
@@ -132,5 +131,12 @@ def _means(entry: Entry) -> tuple[float, float]:
 
 
 def _name(entry: Entry) -> str:
-    name = shown(entry.label)
+    name = entry.label
     return name if len(name) <= _NAMES else f"{name[: _NAMES - 1]}…"
+
+
+def seeds_setting(seeds: Sequence[int]) -> str:
+    """Seeds in the format of the command line."""
+    if list(seeds) == list(range(len(seeds))):
+        return str(len(seeds))
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")

@@ -1,1 +1,1 @@
-"""Fast ways to project out stored rows and to orthonormalise them."""
+"""Compiled projections away from stored rows."""

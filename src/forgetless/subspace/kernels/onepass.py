@@ -1,4 +1,4 @@
-"""g − Vᵀ V g in one pass over V: a kernel whose programs exchange what each knows of V g.
+"""g − Vᵀ V g in one pass over V: a kernel whose programs exchange their parts of V g.
 
 Each program owns some columns of one seed's rows. One group of its warps brings blocks of rows onto
 the chip, two take turns to publish what they contribute to c_k = ⟨v_k, g⟩, and one collects all
@@ -9,10 +9,146 @@ A program's columns are pieces of one width, and perhaps one of half that width:
 alone some processors would have nothing to do.
 """
 
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import final
+
+import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from forgetless.subspace.projection import aligned
+from forgetless.support.errors import first_line
+
+_HOPPER = 9  # the compute capability that the kernel was made for
+_WARPS = 4  # in each of the kernel's four groups
+_PIECE = 16 * 32 * _WARPS  # bytes of one row, 16 in each thread
+# Bytes of a block of rows at most, where a row has no more, by the bytes of a number. Small blocks
+# hide latency best; of short numbers there are twice as many, and adding them up needs rows enough.
+_BLOCKS = {4: 20 << 10, 2: 48 << 10}
+_FEWEST_STAGES = 3
+_MOST_NUMBERS = 96  # of a row in the registers of a thread: more spill into slow memory
+_MOST_PARTS = 128  # beyond that, adding up contributions takes longer than the parts save
+_SPARE_BYTES = 2048  # of shared memory, for all that is not rows
+_LARGEST_INDEX = 2**31 - 1
+
+
+def project_out_in_one_pass(g: Tensor, rows: Tensor) -> Tensor | None:
+    """g̃ = g − Vᵀ V g for each seed; None where the kernel cannot be used.
+
+    Arguments:
+        g: (S, p) in float32, contiguous.
+        rows: V, (S, K, p) in float32 or bfloat16, K ≥ 1; rows of zeros are allowed.
+    """
+    if rows.stride(0) % 16 or rows.stride(1) % 16 or rows.data_ptr() % 16:
+        return None
+    seeds, count, size = rows.shape
+    plan = _plan(rows.device, rows.dtype, seeds, size)
+    if plan is None or seeds * max(size, (count + plan.height) * plan.parts) > _LARGEST_INDEX:
+        return None
+    return plan(g, rows)
+
+
+@final
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How the work of the one-pass kernel is cut up.
+
+    Attributes:
+        groups: seeds that are worked on at a time.
+        parts: programs that share a seed.
+        pieces: of a row, that each program owns.
+        half: columns of one more piece, half as wide; 0 for none.
+        width: columns in a piece.
+        height: rows in a block.
+        stages: blocks that are on the chip at a time.
+    """
+
+    groups: int
+    parts: int
+    pieces: int
+    half: int
+    width: int
+    height: int
+    stages: int
+
+    def __call__(self, g: Tensor, rows: Tensor) -> Tensor:
+        """One pass over the rows."""
+        seeds, count, size = rows.shape
+        blocks = -(-count // self.height)
+        out = torch.empty_like(g)
+        # A NaN that no arithmetic gives stands for what is not there yet.
+        unpublished = torch.full(
+            (seeds, blocks * self.height, self.parts), -1, dtype=torch.int32, device=g.device
+        )
+        # A cooperative grid is started whole or not at all: no program waits for one that is not
+        # there.
+        with torch.cuda.device_of(g):
+            project_out_kernel[(self.groups * self.parts,)](
+                g, rows, out, unpublished, seeds, count, size, rows.stride(1), rows.stride(0),
+                groups=self.groups, parts=self.parts, parts_rounded=_power_of_two(self.parts),
+                height=self.height, pieces=self.pieces, half=self.half, width=self.width,
+                stages=self.stages, loaders=_WARPS, subtracters=_WARPS, num_warps=_WARPS,
+                launch_cooperative_grid=True,
+            )  # fmt: skip
+        return out
+
+
+@cache
+def _plan(device: torch.device, dtype: torch.dtype, seeds: int, size: int) -> LaunchPlan | None:
+    """The plan that keeps most processors busy; None if a block of rows does not fit on the chip.
+
+    Each program takes one processor. It streams `pieces` of every row, so the whole takes as long
+    as pieces times the rounds of seeds.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major != _HOPPER:
+        return None
+    processors = properties.multi_processor_count
+    shared = getattr(
+        properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
+    )
+    room = shared - _SPARE_BYTES
+    width = _PIECE // dtype.itemsize
+    most = min(room // (_FEWEST_STAGES * _PIECE), _MOST_NUMBERS * 32 * _WARPS // width)
+    best: tuple[int, LaunchPlan] | None = None
+    for halves in range(2, 2 * most + 1):
+        pieces, half = halves // 2, halves % 2 * width // 2
+        parts = -(-size // (pieces * width + half))
+        if parts > min(processors, _MOST_PARTS):
+            continue
+        groups = min(processors // parts, seeds)
+        duration = halves * -(-seeds // groups)
+        # Of two that take as long, the one with fewer and larger parts: less to add up.
+        if best is None or (duration, parts) < (best[0], best[1].parts):
+            bytes_of_a_row = (pieces * width + half) * dtype.itemsize
+            height = _power_of_two(_BLOCKS[dtype.itemsize] // bytes_of_a_row + 1) // 2 or 1
+            stages = room // (bytes_of_a_row * height)
+            best = duration, LaunchPlan(groups, parts, pieces, half, width, height, stages)
+    return None if best is None else _tried(best[1], device, dtype, seeds, size)
+
+
+def _tried(
+    plan: LaunchPlan, device: torch.device, dtype: torch.dtype, seeds: int, size: int
+) -> LaunchPlan | None:
+    """The plan, if it can be compiled and run here."""
+    g = torch.zeros(seeds, size, device=device)
+    try:
+        plan(g, aligned(g.unsqueeze(1).to(dtype), 1))
+    except Exception as error:  # of Triton, of the compiler behind it, or of the driver
+        reason = first_line(error)
+        warnings.warn(f"projections take two passes, for the kernel fails: {reason}", stacklevel=2)
+        return None
+    return plan
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below the number."""
+    return 1 << (number - 1).bit_length()
 
 
 @gluon.constexpr_function

@@ -1,4 +1,4 @@
-"""All that a learner is between two steps, as tensors and plain values, and back."""
+"""The complete state of a learner between two steps, as tensors and plain values, and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,35 +7,42 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.methods import Samples, State
-from forgetless.training.learner import Learner, Place
+from forgetless.methods import Samples
+from forgetless.methods.state import restored_state, state_tensors
+from forgetless.training.held_out import HeldOut
+from forgetless.training.learner import Learner, TaskProgress
+from forgetless.training.optimizers import TorchOptimizer
 
 
 def progress(learner: Learner) -> dict[str, Tensor]:
-    """Weights, buffers, generators and what was drawn: all but what the method remembers."""
-    theta, order = learner.network.theta, learner.place.order if learner.place else None
-    drawn = {"choices": learner.draws.coming} | ({} if order is None else {"order": order})
-    fixed = {f"fixed.{name}": t for name, t in learner.network.fixed.items()}
-    return {"theta": theta, **_random(learner), **fixed, **drawn}
+    """Weights, buffers, generators and their latest draws: all but the method's memory."""
+    theta, done = learner.network.theta, learner.progress
+    found = {"theta": theta, "choices": learner.sampler.coming, **_random(learner)}
+    found |= {f"fixed.{name}": t for name, t in learner.network.fixed.items()}
+    if learner.optimizer is not None:
+        found |= {f"optimizer.{name}": t for name, t in learner.optimizer.tensors().items()}
+    if done is not None:
+        found |= {} if done.order is None else {"order": done.order}
+        found |= {f"best.{name}": t for name, t in done.held_out.best.items()}
+    return found
 
 
 def memory(learner: Learner) -> dict[str, Tensor]:
-    """What the method remembers, of every seed."""
+    """The method's memory, of every seed."""
     rows = range(len(learner.seeds))
-    return {f"{row}.{n}": t for row in rows for n, t in learner.state.tensors(row).items()}
+    return {f"{row}.{n}": t for row in rows for n, t in state_tensors(learner.state, row).items()}
 
 
 def numbers(learner: Learner) -> dict[str, Any]:
-    """What else there is, in plain values."""
-    place = learner.place or Place(learner.steps)
+    """Counters, as plain values."""
+    progress = learner.progress or TaskProgress(learner.steps)
     return {
         "steps": learner.steps,
-        "first_step": place.first_step,
-        "epochs": place.epochs,
-        "batches": place.batches,
-        "asked": learner.draws.asked,
-        "remembers": learner.remembers,
-        "cut": learner.front.is_cut,
+        "first_step": progress.first_step,
+        "epochs": progress.epochs,
+        "batches": progress.batches,
+        "asked": learner.sampler.asked,
+        "held_out": progress.held_out.numbers(),
     }
 
 
@@ -45,12 +52,12 @@ def restore(
     remembered: Mapping[str, Tensor],
     values: Mapping[str, Any],
 ) -> None:
-    """Go on from what `progress`, `memory` and `numbers` gave, in a learner that is made alike."""
+    """Bring a learner made alike to where `progress`, `memory` and `numbers` were taken."""
     network = learner.network
     theta = network.theta
     if tensors["theta"].shape != theta.shape:
         raise ValueError(f"weights of shape {tuple(tensors['theta'].shape)}")
-    # Copied into the tensors that are there: what lies elsewhere in memory may round otherwise.
+    # Copied in place: at another alignment in memory products may round differently.
     theta.copy_(tensors["theta"])
     for name, value in network.fixed.items():
         value.copy_(tensors[f"fixed.{name}"])
@@ -62,38 +69,40 @@ def restore(
     def load(samples: Sequence[Mapping[str, Tensor]]) -> Samples:
         return Samples.restore([{n: t.to(theta.device) for n, t in of.items()} for of in samples])
 
-    protected = theta[:, : network.protected_size]
-    learner.state = learner.method.restore(of_seeds, protected, learner.storage, load)
+    storage = learner.view.storage
+    learner.state = restored_state(of_seeds, learner.method, network.protected, storage, load)
     learner.steps = int(values["steps"])
-    learner.remembers = bool(values["remembers"])
-    if values["cut"]:
-        learner.front.cut()
     order = tensors["order"].to(theta.device) if "order" in tensors else None
     first, epochs, batches = (int(values[name]) for name in ("first_step", "epochs", "batches"))
-    learner.place = Place(first, epochs, batches, order)
-    learner.draws.restore(values["asked"], tensors["choices"])
+    held_out = HeldOut(_starting_with("best.", tensors), **values["held_out"])
+    learner.progress = TaskProgress(first, epochs, batches, order, held_out)
+    learner.optimizer = learner.new_optimizer()
+    if learner.optimizer is not None:
+        learner.optimizer.restore(_starting_with("optimizer.", tensors))
+    learner.sampler.asked = [(int(count), int(available)) for count, available in values["asked"]]
+    learner.sampler.coming = tensors["choices"].to(theta.device)
     _set_random(learner, tensors)
 
 
 @final
 @dataclass(frozen=True)
-class Mark:
-    """What a consolidation changes: the method's memory, the place and the generators."""
+class Savepoint:
+    """All that a consolidation changes: the method's state, progress, optimizer, generators."""
 
-    state: State
-    remembers: bool
-    place: Place | None
+    state: Any
+    progress: TaskProgress | None
+    optimizer: TorchOptimizer | None
     random: dict[str, Tensor]
 
     @classmethod
-    def of(cls, learner: Learner) -> "Mark":
-        """As the learner is now."""
-        return cls(learner.state, learner.remembers, learner.place, _random(learner))
+    def of(cls, learner: Learner) -> "Savepoint":
+        """The learner as it is now."""
+        return cls(learner.state, learner.progress, learner.optimizer, _random(learner))
 
-    def rewind(self, learner: Learner) -> None:
-        """Back to where the mark was made, as if there had been no consolidation."""
-        learner.state, learner.remembers = self.state, self.remembers
-        learner.place = self.place
+    def restore(self, learner: Learner) -> None:
+        """Undo a consolidation."""
+        learner.state, learner.progress = self.state, self.progress
+        learner.optimizer = self.optimizer
         _set_random(learner, self.random)
 
 
@@ -114,3 +123,7 @@ def _set_random(learner: Learner, states: Mapping[str, Tensor]) -> None:
     theta = learner.network.theta
     if theta.is_cuda and "global.cuda" in states:
         torch.cuda.set_rng_state(states["global.cuda"], theta.device)
+
+
+def _starting_with(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

@@ -1,21 +1,24 @@
 "use strict";
-// What all parts share: the numbers, what is chosen, elements from text, numbers as people read them.
+// Shared by all parts: the numbers, the choices, elements from text, formats of numbers.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const state = {
   group: 0, // which scenario
   hidden: new Set(), // labels that are switched off
   source: 0,
-  target: 1, // tasks of the questions why
+  target: 1, // the pair of tasks in the analysis
   statistic: 0, // of an overlap: 0 the largest singular value, 1 the mean
   pictured: null, // label whose images are shown
   share: 1, // which share of variance is to be kept
   sort: { column: 1, descending: true },
 };
-const COLOURS = 8;
 const group = () => DATA.groups[state.group];
 const entries = () => group().entries.filter((e) => !state.hidden.has(e.label));
-const colour = (entry) => `var(--c${group().entries.indexOf(entry) % COLOURS})`;
-const dash = (entry) => ["", "5 3", "2 3"][Math.floor(group().entries.indexOf(entry) / COLOURS) % 3];
+const colour = (entry) => `var(--c${entry.colour})`;
+const dash = (entry) => entry.dash;
+
+// The accuracies of this scenario, of the test set or of a validation set.
+const measure = () => group().measure;
+const Measure = () => measure()[0].toUpperCase() + measure().slice(1);
 
 // An element; text only ever becomes text. Attributes that start with "on" are listeners.
 function el(tag, attributes = {}, ...children) {
@@ -67,7 +70,7 @@ const say = (text) => {
   document.getElementById("said").textContent = text;
 };
 
-// Numbers of the single seeds, for the one who hovers; of many seeds, the ends.
+// Numbers of the single seeds, for the tip; of many seeds, the range.
 function ofSeeds(entry, t, s) {
   const values = entry.seeds.map((seed, i) => [seed, entry.accuracy[i][t][s]]).filter(([, v]) => v != null);
   if (values.length < 2) return "";

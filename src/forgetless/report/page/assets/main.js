@@ -1,4 +1,4 @@
-// Puts the page together, and again whenever something is chosen.
+// Builds the page, and again after every choice.
 function drawTop(header) {
   const { scenario, tasks, learned, entries: all } = group();
   const seeds = new Set(all.flatMap((e) => e.seeds)).size;
@@ -12,6 +12,9 @@ function drawTop(header) {
     el("h1", {}, named(scenario), ` · ${pieces.join(" · ")}`),
     el("p", { class: "headline" }, group().headline),
   );
+  for (const sentence of DATA.broken) {
+    header.append(el("p", { class: "soft broken" }, el("b", {}, "Left out: "), sentence));
+  }
   if (DATA.groups.length > 1) {
     header.append(
       el(
@@ -109,9 +112,9 @@ function redraw() {
     top: drawTop,
     methods: drawMethods,
     summary: drawSummary,
-    what: drawWhat,
-    why: drawWhy,
-    todo: drawTodo,
+    accuracy: drawAccuracy,
+    reasons: drawReasons,
+    advice: drawAdvice,
     foot: drawFoot,
   };
   const open = new Set(Array.from(document.querySelectorAll("footer details[open] bdi"), (node) => node.textContent));

@@ -1,167 +1,167 @@
-// What goes with the overlap: explained variance, forecast, change of the kernel, and images.
-function drawVariance(box, width) {
-  const withCurve = analysed().filter((e) => e.analysis.variance[state.source]);
-  const data = withCurve.flatMap((e) =>
-    e.analysis.variance[state.source].curve.map((v, i) => ({ e, i: i + 1, v: 100 * v })),
-  );
-  const kept = withCurve.flatMap((e) => {
-    const { kept: count, curve } = e.analysis.variance[state.source];
-    return count
-      ? [{ e, i: Math.min(count, curve.length), count, v: 100 * curve[Math.min(count, curve.length) - 1] }]
-      : [];
-  });
-  box.append(
-    plot(
-      width,
-      `Variance of the features of ${taskName(state.source)} explained by their first directions, by method`,
-      {
-        height: 270,
-        x: {
-          type: "log",
-          label: "directions",
-          labelArrow: "none",
-          ticks: [1, 3, 10, 30, 100, 300, 1000].filter((n) => n <= d3.max(data, (d) => d.i)),
-          tickFormat: "d",
-          tickSize: 3,
-        },
-        y: { domain: [0, 100], label: "explained variance, %", labelArrow: "none", grid: true, tickSize: 0, ticks: 5 },
-        marks: [
-          ...withCurve.map((e) =>
-            Plot.line(
-              data.filter((d) => d.e === e),
-              { x: "i", y: "v", stroke: colour(e), strokeWidth: 1.7, strokeDasharray: dash(e) },
-            ),
-          ),
-          Plot.ruleX(kept, { x: "i", y1: 0, y2: "v", stroke: (d) => d.e.label, strokeDasharray: "2 3" }),
-          Plot.dot(kept, { x: "i", y: "v", r: 4.5, fill: (d) => d.e.label, stroke: "var(--card)", strokeWidth: 1.5 }),
-          tip([...data, ...kept], {
-            x: "i",
-            y: "v",
-            title: (d) =>
-              `${clipped(d.e.label, 40)}\n${plural(d.i, "direction")}: ${two(d.v)} %${d.count ? `\n${d.count} are kept of this task` : ""}`,
-          }),
-        ],
-        color: byLabel(),
-      },
+// Why it was forgotten: the figures of the analysis, or a sentence where they cannot be drawn.
+function drawReasons(section) {
+  const { tasks, learned } = group();
+  const folders = group().folders.length
+    ? group()
+        .folders.map((f) => (/^[\w./-]+$/.test(f) ? f : `'${f.replaceAll("'", "'\\''")}'`))
+        .join(" ")
+    : "DIR";
+  section.append(
+    el("h2", { id: "reasons-title" }, "Why it was forgotten"),
+    el(
+      "p",
+      { class: "soft" },
+      "How much a task overwrites depends on how far its directions in weight space overlap with those of earlier tasks. A method helps as far as it removes that overlap.",
     ),
   );
-}
-const byLabel = () => ({ domain: group().entries.map((e) => e.label), range: group().entries.map(colour) });
-
-function forecasts() {
-  return analysed().flatMap((e) => e.analysis.forecast.map((f) => ({ e, ...f })));
-}
-
-function drawForecast(box, width) {
-  const data = forecasts();
-  const ends = d3.extent(data.flatMap((d) => [d.predicted, d.measured, 0]));
-  const reach = [Math.floor(ends[0] - 1), Math.ceil(ends[1] + 1)];
-  box.append(
-    plot(width, "Change of accuracy that was forecast against the one that was measured", {
-      height: 300,
-      grid: true,
-      x: { domain: reach, label: "forecast change, points", labelArrow: "none", ticks: 5, tickSize: 0 },
-      y: { domain: reach, label: "measured change, points", labelArrow: "none", ticks: 5, tickSize: 0 },
-      color: byLabel(),
-      marks: [
-        Plot.line(
-          [
-            [reach[0], reach[0]],
-            [reach[1], reach[1]],
-          ],
-          { stroke: "var(--soft)", strokeDasharray: "4 4", strokeOpacity: 0.7 },
-        ),
-        Plot.dot(data, {
-          x: "predicted",
-          y: "measured",
-          fill: (d) => d.e.label,
-          fillOpacity: (d) => (d.trusted ? 0.9 : 0.3),
-          stroke: (d) => d.e.label,
-          r: 4.5,
+  const known = group().entries.filter((e) => e.analysis);
+  const place = el("div", { class: "panels" });
+  const pair = learned > 1 && known.length > 0;
+  if (pair) {
+    const reach = d3.max(known, (e) => e.analysis.learned);
+    const names = (from, to) => tasks.map((_, t) => (from <= t && t < to ? taskName(t) : null));
+    section.append(
+      el(
+        "div",
+        { class: "choices", role: "group", "aria-label": "Tasks that the figures are about" },
+        chooser("earlier task", state.source, names(0, reach - 1), (t) => {
+          state.source = t;
+          state.target = Math.max(state.target, t + 1);
         }),
-        tip(data, {
-          x: "predicted",
-          y: "measured",
-          title: (d) =>
-            `${clipped(d.e.label, 40)}\n${taskName(d.source)} while ${taskName(d.target)} was learned\nforecast ${two(d.predicted)}, measured ${two(d.measured)}\ntrust ${two(d.trust)}`,
+        chooser("later task", state.target, names(state.source + 1, reach), (t) => {
+          state.target = t;
         }),
-      ],
-    }),
-  );
-}
-
-function drawKernel(box, width) {
-  const data = analysed().flatMap((e) =>
-    (e.analysis.kernel[state.source] || []).map((v, i) => ({ e, t: state.source + i, v })),
-  );
-  if (!data.length) {
-    box.append(el("p", { class: "soft" }, "No analysed run has learned this task."));
-    return;
+      ),
+    );
   }
-  box.append(
-    plot(width, `Change of the tangent kernel of ${taskName(state.source)} while later tasks were learned, by method`, {
-      height: 270,
-      x: {
-        domain: d3.range(state.source + 1, group().learned + 1),
-        type: "point",
-        label: "after task",
-        labelArrow: "none",
-        tickSize: 0,
-        ticks: ticks(group().learned, 10).filter((t) => t > state.source),
-      },
-      y: { label: "relative change of the kernel", labelArrow: "none", grid: true, zero: true, tickSize: 0, ticks: 5 },
-      marks: [
-        ...analysed().flatMap((e) => {
-          const own = data.filter((d) => d.e === e);
-          return [
-            Plot.line(own, {
-              x: (d) => d.t + 1,
-              y: "v",
-              stroke: colour(e),
-              strokeWidth: 1.7,
-              strokeDasharray: dash(e),
-            }),
-            Plot.dot(own, { x: (d) => d.t + 1, y: "v", fill: colour(e), r: 2.2 }),
-          ];
-        }),
-        tip(data, {
-          x: (d) => d.t + 1,
-          y: "v",
-          title: (d) => `${clipped(d.e.label, 40)}\nafter ${taskName(d.t)}: ${three(d.v)}`,
-        }),
-      ],
+  section.append(place);
+  const how = known.length ? `Seed ${known[0].analysis.seed}, ${known[0].analysis.samples} samples of each task.` : "";
+  const lacking = known.length
+    ? null
+    : "They need an analysis of the runs' weights.";
+  const few = learned > 1 ? null : "An overlap needs two learned tasks.";
+  panel(place, {
+    id: "spectrum",
+    title: "Overlap of the two tasks",
+    text: `Singular values of O = V₁ T V₂ᵀ: 1 is a direction that both tasks need and that is not protected, 0 one that they do not share. ${how}`,
+    draw: drawSpectrum,
+    missing: lacking || few,
+    table: () => ({
+      columns: ["method", "earlier_task", "later_task", "number", "singular_value"],
+      rows: analysed().flatMap((e) =>
+        Object.entries(e.analysis.overlap).flatMap(([key, values]) =>
+          values.map((v, i) => [e.label, ...key.split("-").map((n) => Number(n) + 1), i + 1, v]),
+        ),
+      ),
+    }),
+  });
+  panel(place, {
+    id: "variance",
+    title: "Explained variance of the earlier task",
+    text: "The share of its tangent features in the first directions; a point marks the number of directions that the method stores.",
+    draw: drawVariance,
+    missing: lacking,
+    table: () => ({
+      columns: ["method", "task", "directions", "explained_variance"],
+      rows: analysed().flatMap((e) =>
+        e.analysis.variance.flatMap((item, t) => item.curve.map((v, i) => [e.label, t + 1, i + 1, v])),
+      ),
+    }),
+  });
+  const statistic = el(
+    "div",
+    { class: "choices" },
+    chooser("shown", state.statistic, statisticNames, (n) => {
+      state.statistic = n;
     }),
   );
-}
-
-const withImages = () => analysed().filter((e) => Object.keys(e.analysis.images.pictures).length);
-
-function drawImages(box) {
-  const entry = withImages().find((e) => e.label === state.pictured) || withImages()[0];
-  if (!entry) return;
-  const { pictures, endangered, forgotten } = entry.analysis.images;
-  const rows = [
-    ["Most endangered, by the forecast before the next task", endangered],
-    ["Most forgotten, from when the task was learned to the end", forgotten],
-  ];
-  for (const [title, lists] of rows) {
-    const list = lists[state.source] || [];
-    box.append(el("p", { class: "soft" }, title));
-    box.append(
-      list.length
-        ? el(
-            "div",
-            { class: "row" },
-            list.map(({ id, label, guess }) =>
-              el(
-                "figure",
-                { class: "sample" },
-                el("img", { src: pictures[id], alt: `test image ${id} of class ${label}` }),
-                `${label} → ${guess}`,
-              ),
+  panel(place, {
+    id: "overlaps",
+    wide: true,
+    title: "Overlap of every pair of tasks",
+    text: "One cell per pair, with the method's memory when the later task starts.",
+    draw: drawOverlapMaps,
+    missing: lacking || few,
+    choices: statistic,
+    table: () => ({
+      columns: ["method", "earlier_task", "later_task", "largest", "mean"],
+      rows: analysed().flatMap((e) => overlaps(e).map((d) => [e.label, d.s + 1, d.k + 1, d.largest, d.mean])),
+    }),
+  });
+  const noForecast = known.some((e) => e.analysis.forecast.length)
+    ? null
+    : "None of these methods can be forecast: it covers plain SGD and methods that project.";
+  panel(place, {
+    id: "forecast",
+    title: "Forecast against measured",
+    text: "The effect of the next task on a task's accuracy, as forecast by the linearised network and as measured. On the dashed line both agree; pale points have low trust.",
+    draw: drawForecast,
+    missing: lacking || few || noForecast,
+    table: () => ({
+      columns: ["method", "source_task", "target_task", "forecast_change", "measured_change", "trust"],
+      rows: forecasts().map((d) => [d.e.label, d.source + 1, d.target + 1, d.predicted, d.measured, d.trust]),
+    }),
+  });
+  panel(place, {
+    id: "kernel",
+    title: "How far the kernel moved",
+    text: "‖K′ − K‖ / ‖K‖ on the earlier task: 0 in the theory. The larger it is, the less the overlap explains.",
+    draw: drawKernel,
+    missing: lacking,
+    table: () => ({
+      columns: ["method", "task", "after_task", "relative_change"],
+      rows: analysed().flatMap((e) =>
+        e.analysis.kernel.flatMap((list, s) => list.map((v, i) => [e.label, s + 1, s + i + 1, v])),
+      ),
+    }),
+  });
+  const pictured = withImages();
+  const whose =
+    pictured.length > 1
+      ? el(
+          "div",
+          { class: "choices" },
+          chooser(
+            "method",
+            Math.max(
+              0,
+              pictured.findIndex((e) => e.label === state.pictured),
             ),
-          )
-        : el("p", {}, "none of this task"),
+            pictured.map((e) => clipped(e.label, 40)),
+            (n) => {
+              state.pictured = withImages()[n].label;
+            },
+          ),
+        )
+      : null;
+  panel(place, {
+    id: "images",
+    wide: true,
+    drawn: false,
+    title: "Images of the earlier task",
+    text: "Test images that were classified right when the task was learned: their class, and the network's guess.",
+    draw: drawImages,
+    choices: whose,
+    missing:
+      lacking ||
+      (known.some((e) => Object.keys(e.analysis.images.pictures).length)
+        ? null
+        : "There are no images to show: nothing was forgotten, or the tasks are not images."),
+    table: () => ({
+      columns: ["method", "task", "kind", "test_image", "class", "taken_for"],
+      rows: withImages().flatMap((e) =>
+        ["endangered", "forgotten"].flatMap((kind) =>
+          Object.entries(e.analysis.images[kind]).flatMap(([t, list]) =>
+            list.map((i) => [e.label, Number(t) + 1, kind, i.id, i.label, i.guess]),
+          ),
+        ),
+      ),
+    }),
+  });
+  if (lacking) {
+    section.append(
+      el("p", {}, "If the runs stored their weights and the data is on disk, this command computes them:"),
+      copyable(`forgetless report --analyse ${folders}`),
     );
   }
 }

@@ -1,4 +1,4 @@
-// The result: a table of the methods, sorted as one likes.
+// The result: a table of the methods that can be sorted.
 function drawSummary(section) {
   const best = d3.max(
     group().entries.filter((e) => !e.everything),
@@ -17,7 +17,7 @@ function drawSummary(section) {
     },
     {
       name: "A_T, %",
-      hint: "Mean accuracy on all tasks at the end",
+      hint: `Mean ${measure()} on all tasks at the end`,
       value: (e) => e.average && e.average[0],
       show: (e) =>
         el(
@@ -34,7 +34,7 @@ function drawSummary(section) {
     },
     {
       name: "memory",
-      hint: "What the method keeps for a seed at the end",
+      hint: "The method's memory for a seed at the end",
       value: (e) => (e.everything ? Infinity : e.memory),
       show: (e) => el("span", { class: "number" }, e.everything ? "all data" : bytes(e.memory)),
     },
@@ -86,7 +86,7 @@ function drawSummary(section) {
     el(
       "p",
       { class: "soft" },
-      "A_T is the mean accuracy on all tasks at the end; F_T what a task lost, on average, from its best accuracy. Mean ± standard deviation over the seeds.",
+      `${group().setting} A_T is the mean ${measure()} on all tasks at the end; F_T is the mean drop of a task from its best accuracy. Mean ± standard deviation over the seeds.`.trim(),
     ),
     el(
       "div",
@@ -114,7 +114,7 @@ function drawSummary(section) {
       el(
         "p",
         { class: "soft" },
-        "How much memory the methods took is not in these traces: they were run without keeping it.",
+        "The traces do not have the methods' memory; runs with --keep all do.",
       ),
     );
   }

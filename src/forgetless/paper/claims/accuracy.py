@@ -1,0 +1,270 @@
+"""Claims of section 5.3 and its appendix: accuracy and forgetting on the four benchmarks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from forgetless.methods import method_label
+from forgetless.paper.artefacts import forgetting_gap, per_task, table1
+from forgetless.paper.benchmarks import NAMES
+from forgetless.paper.claims.base import (
+    FAILS,
+    HOLDS,
+    RELEASED_ONLY,
+    UNDECIDED,
+    Claims,
+    Finding,
+    Verdict,
+    by_noise,
+    either,
+    everywhere,
+    over_protocols,
+)
+from forgetless.paper.numbers import DIVERGED, ahead, mean
+from forgetless.paper.printed import FINAL, TABLE1
+from forgetless.paper.results import Data
+
+ACCURACY, FORGETTING = Claims(), Claims()
+_CLEARLY = "by more than two standard errors of the difference (±), every protocol"
+_HIGHEST = f"highest A_T, {_CLEARLY}"
+_LOWEST = f"lowest F_T, {_CLEARLY}"
+_WITHIN = "a difference is within two standard errors"
+
+
+@ACCURACY.add("Table 1", "A_T of 20 cells", "within max(1.5, 2σ) each", "table1")
+def _cells(data: Data) -> Finding:
+    return _agreeing(data, "average")
+
+
+@ACCURACY.add("Table 1", "F_T of 20 cells", "within max(1.5, 2σ) each", "table1", "forgetting-gap")
+def _forgetting(data: Data, gap: Data) -> Finding:
+    verdict, measured, why = _agreeing(data, "forgetting")
+    lower = sum(
+        mean(of["forgetting"]) < TABLE1[b][m].forgetting
+        for b, methods in data.items()
+        for m, of in methods.items()
+        if DIVERGED not in of
+    )
+    far = [f"{NAMES[b]} {method_label(m)}" for b, m in forgetting_gap.out_of_reach(gap)]
+    if far:
+        why += f"; best accuracies that the printed F_T implies were never seen: {', '.join(far)}"
+    return verdict, f"{measured}; lower here than printed in {lower}", why
+
+
+def _agreeing(data: Data, what: str) -> Finding:
+    good = {
+        f"{NAMES[b]} {method_label(m)}": table1.agreement(TABLE1[b][m], of, what)[0]
+        for b, methods in data.items()
+        for m, of in methods.items()
+    }
+    bad = [cell for cell, agrees in good.items() if not agrees]
+    why = f"released protocol{'; not ' if bad else ''}{', '.join(bad)}"
+    return either(not bad), f"{sum(good.values())} of {len(good)}", why
+
+
+@ACCURACY.add(
+    "appendix, tables of final accuracy",
+    "275 final accuracies",
+    "90 % within max(2.5, 2σ)",
+    "per-task",
+)
+def _tasks(data: Data) -> Finding:
+    counts = per_task.agreeing(data).values()
+    good, of = sum(c[0] for c in counts), sum(c[1] for c in counts)
+    close = sum(c[0] for c in per_task.agreeing(data, per_task.closely).values())
+    why = f"released protocol; {close} within two standard errors of the difference"
+    return either(good >= 0.9 * of), f"{good} of {of}", why
+
+
+@ACCURACY.add(
+    "appendix, tables of final accuracy, bold",
+    "The best method of each task",
+    "it has the highest mean here too, in 90 % of all tasks",
+    "per-task",
+)
+def _winners(data: Data) -> Finding:
+    same, shown = [], []
+    for benchmark, methods in data.items():
+        ours = {m: np.mean(of, 0) for m, of in per_task.finished(methods).items()}
+        theirs = {m: FINAL[benchmark][m][0] for m in methods}
+        tasks = min(map(len, [*ours.values(), *theirs.values()]))
+        agree = [_best(ours, t) <= _best(theirs, t) for t in range(tasks)]  # printed ones may tie
+        same += agree
+        shown.append(f"{NAMES[benchmark]} {sum(agree)} of {tasks}")
+    return either(sum(same) >= 0.9 * len(same)), ", ".join(shown), "released protocol"
+
+
+def _best(of: Mapping[str, Any], task: int) -> set[str]:
+    """The methods with the highest accuracy on a task."""
+    highest = max(accuracy[task] for accuracy in of.values())
+    return {m for m, accuracy in of.items() if accuracy[task] == highest}
+
+
+@ACCURACY.add(
+    "section 5.3",
+    "PCA-OGD is comparable to A-GEM overall",
+    "A_T not below A-GEM's by more than 2, four benchmarks, every protocol",
+    "protocols",
+)
+def _comparable(data: Data) -> Finding:
+    def decide(cells: Data) -> tuple[Verdict, str]:
+        lead = mean(cells["pca-ogd"]["average"]) - mean(cells["a-gem"]["average"])
+        return either(lead >= -2), f"{lead:+.1f}"
+
+    found = _by_protocol(data, decide)
+    parts = [f"{p} {', '.join(' '.join(of[1:]) for of in found[p])}" for p in found]
+    verdicts = {p: everywhere(of[0] for of in cells) for p, cells in found.items()}
+    verdict = over_protocols(verdicts)
+    why = ["PCA-OGD minus A-GEM, which stores samples in far fewer bytes"]
+    why.append(_as_released(verdict, verdicts))
+    return verdict, "; ".join(sorted(parts, reverse=True)), "; ".join(filter(None, why))
+
+
+def _by_protocol(
+    data: Data, decide: Callable[[Data], tuple[Verdict, str]]
+) -> dict[str, list[tuple[Verdict, str, str]]]:
+    """Protocol → verdict, benchmark and number of each benchmark."""
+    found: dict[str, list[tuple[Verdict, str, str]]] = {}
+    for benchmark, protocols in data.items():
+        for protocol, cells in protocols.items():
+            verdict, text = decide(cells)
+            found.setdefault(protocol, []).append((verdict, NAMES[benchmark], text))
+    return found
+
+
+def _as_released(verdict: Verdict, verdicts: Mapping[str, Verdict]) -> str:
+    """For a claim that holds only as released: the verdict with mended methods on that network."""
+    frozen = verdicts.get("frozen")
+    if verdict != RELEASED_ONLY or frozen in (None, FAILS):
+        return ""
+    how = "it holds" if frozen == HOLDS else "within two standard errors"
+    return f"with mended methods on the network as released {how}; it fails where all of it trains"
+
+
+def _first(protocols: Data, method: str, what: str, sign: int = 1) -> Finding:
+    """Whether a method has the highest value under every protocol, or with sign −1 the lowest."""
+    verdicts: dict[str, Verdict] = {}
+    shown = []
+    for protocol, methods in protocols.items():
+        values = {m: of[what] for m, of in methods.items()}
+        rival = max((m for m in values if m != method), key=lambda m: sign * mean(values[m]))
+        lead, noise = ahead(values[method], values[rival])
+        verdicts[protocol] = by_noise(sign * lead, noise)
+        shown.append(f"{protocol} {lead:+.2f} ± {noise:.2f} to {method_label(rival)}")
+    verdict = over_protocols(verdicts)
+    why = _WITHIN if verdict == UNDECIDED else _as_released(verdict, verdicts)
+    return verdict, "; ".join(shown), why
+
+
+@ACCURACY.add(
+    "Table 1",
+    "On Split CIFAR A-GEM is the worst of all, below SGD",
+    f"lowest A_T, {_CLEARLY}",
+    "protocols",
+)
+def _agem_worst(data: Data) -> Finding:
+    verdict, shown, why = _first(data["cifar"], "a-gem", "average", sign=-1)
+    ranks = []
+    for protocol, methods in data["cifar"].items():
+        order = sorted(methods, key=lambda m: -mean(methods[m]["average"]))
+        ranks.append(f"{protocol} {order.index('a-gem') + 1} of {len(order)}")
+    if verdict not in (HOLDS, UNDECIDED):
+        why = f"its rank: {', '.join(ranks)}; the released code sends a mixed batch through one "
+        why += "head and trains no head after the first task"
+    return verdict, shown, why
+
+
+def _leads(
+    says: str, benchmark: str, method: str, what: str = "average", place: str = "Table 1"
+) -> None:
+    """Add a claim that a method has the highest A_T of a benchmark, or the lowest F_T."""
+    claims, test, sign = ACCURACY, _HIGHEST, 1
+    if what == "forgetting":
+        claims, test, sign = FORGETTING, _LOWEST, -1
+
+    @claims.add(place, says, test, "protocols")
+    def decide(data: Data) -> Finding:
+        return _first(data[benchmark], method, what, sign)
+
+
+_leads("PCA-OGD is the best on Split CIFAR", "cifar", "pca-ogd", place="Table 1, section 5.3")
+_leads("A-GEM is the best on Rotated", "rotated", "a-gem")
+_leads("A-GEM is the best on Permuted", "permuted", "a-gem")
+_leads("OGD is the best on Split MNIST", "split", "ogd")
+
+
+@FORGETTING.add("Table 1", "EWC forgets least on Permuted", _LOWEST, "protocols", "table1")
+def _ewc_least(data: Data, table: Data) -> Finding:
+    verdict, measured, why = _first(data["permuted"], "ewc", "forgetting", sign=-1)
+    last = {m: mean(np.transpose(of["final"])[-1]) for m, of in table["permuted"].items()}
+    others = min(value for m, value in last.items() if m != "ewc")
+    if verdict != FAILS and last["ewc"] < others:
+        why = f"and learns least: {last['ewc']:.1f} on the last task, "
+        why += f"the others {others:.1f} or more"
+    return verdict, measured, why
+
+
+_leads("A-GEM forgets least on Rotated", "rotated", "a-gem", "forgetting")
+_leads("PCA-OGD forgets least on Split MNIST", "split", "pca-ogd", "forgetting")
+_leads("PCA-OGD forgets least on Split CIFAR", "cifar", "pca-ogd", "forgetting")
+_ROBUST = "F_T lower by more than two standard errors (±), four benchmarks, released"
+
+
+@FORGETTING.add("section 4.3", "OGD is more robust to forgetting than SGD", _ROBUST, "table1")
+def _ogd_robust(table: Data) -> Finding:
+    return _robust(table, "ogd", table)
+
+
+@FORGETTING.add("section 4.3", "… and so is GEM-NT", _ROBUST, "more-methods", "table1")
+def _gem_nt_robust(more: Data, table: Data) -> Finding:
+    verdict, shown, why = _robust(more, "gem-nt", table)
+    if verdict == FAILS:
+        why = "a step orthogonal to a gradient keeps its loss to first order only"
+    return verdict, shown, why
+
+
+def _robust(data: Data, method: str, table: Data) -> Finding:
+    leads = {
+        b: ahead(of[method]["forgetting"], table[b]["sgd"]["forgetting"]) for b, of in data.items()
+    }
+    verdict = everywhere(by_noise(-lead, noise) for lead, noise in leads.values())
+    shown = ", ".join(f"{NAMES[b]} {lead:+.1f} ± {noise:.1f}" for b, (lead, noise) in leads.items())
+    return verdict, f"F_T minus SGD's: {shown}", _WITHIN if verdict == UNDECIDED else ""
+
+
+_LESS = "F_T below {} by more than two standard errors, four benchmarks, every protocol"
+
+
+@FORGETTING.add(
+    "abstract, conclusion",
+    "PCA-OGD mitigates forgetting on classical datasets",
+    _LESS.format("SGD's"),
+    "protocols",
+)
+def _mitigates(data: Data) -> Finding:
+    return _less_than(data, "sgd")
+
+
+@FORGETTING.add(
+    "abstract, conclusion", "… and more than OGD does", _LESS.format("OGD's"), "protocols"
+)
+def _more_than_ogd(data: Data) -> Finding:
+    return _less_than(data, "ogd")
+
+
+def _less_than(data: Data, method: str) -> Finding:
+    """Whether PCA-OGD forgets clearly less than another method, in every cell."""
+
+    def decide(cells: Data) -> tuple[Verdict, str]:
+        verdict = by_noise(*ahead(cells[method]["forgetting"], cells["pca-ogd"]["forgetting"]))
+        how = "higher than" if verdict == FAILS else "within noise of"
+        return verdict, f"({how} {method_label(method)}'s)"
+
+    found = _by_protocol(data, decide)
+    every = [(v, f"{name} {p} {how}") for p, of in found.items() for v, name, how in of]
+    doubtful = sorted(text for verdict, text in every if verdict != HOLDS)
+    shown = f"in {len(every) - len(doubtful)} of {len(every)} cells"
+    shown += f"; not clearly: {', '.join(doubtful)}" if doubtful else ""
+    verdict = over_protocols({p: everywhere(of[0] for of in cells) for p, cells in found.items()})
+    return verdict, shown, _WITHIN if verdict == UNDECIDED else ""

@@ -1,0 +1,55 @@
+"""The columns of a flat weight vector that belong to each parameter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """Where in a vector (…, p) each parameter lies, in the order of `shapes`.
+
+    Arguments:
+        shapes: parameter → its shape.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @cached_property
+    def columns(self) -> dict[str, slice]:
+        """Parameter → its columns."""
+        ends = accumulate(self._sizes)
+        pairs = zip(self.shapes, zip(ends, self._sizes, strict=True), strict=True)
+        return {name: slice(end - size, end) for name, (end, size) in pairs}
+
+    @property
+    def size(self) -> int:
+        """p."""
+        return sum(self._sizes)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [prod(shape) for shape in self.shapes.values()]
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Each parameter's part of a vector (…, p) as a view (…, *shape)."""
+        parts = vector.split(self._sizes, dim=-1)
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view((*part.shape[:-1], *shape)) for (name, shape), part in named}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The vector (…, p) of parts (…, *shape) by name; a missing part counts as zero."""
+        some = next(iter(parts.items()))
+        lead = some[1].shape[: some[1].dim() - len(self.shapes[some[0]])]
+        columns = [
+            parts[n].reshape(*lead, size) if n in parts else some[1].new_zeros(*lead, size)
+            for n, size in zip(self.shapes, self._sizes, strict=True)
+        ]
+        return torch.cat(columns, dim=-1)

@@ -1,0 +1,266 @@
+"""Reports: how much of the steps was removed, what is stored and what it explains."""
+
+import copy
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn, optim
+
+from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
+from forgetless.support.options import format_bytes
+from forgetless.training.models import MLP
+
+from ..tangent.reference import by_loop
+from .problems import exact_basis, flat, guarded, mlp, seeded, task, train, wander
+
+
+def test_stats_against_an_explicit_projection():
+    model, optimizer, guard = guarded(optimizer=partial(optim.Adam, lr=1e-2))
+    plain = mlp()
+    other = optim.Adam(plain.parameters(), lr=1e-2)
+    basis = exact_basis(model, *task(0))
+    sizes = {n: p.numel() for n, p in model.named_parameters()}
+    sums = {n: torch.zeros(2).double() for n in sizes}
+    shares = []
+    for number in range(4):
+        plain.load_state_dict(model.state_dict())
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        before = flat(plain)
+        wander(plain, other, number)
+        step = flat(plain) - before
+        removed = (step @ basis.T) @ basis
+        shares.append(float(removed.square().sum() / step.square().sum()))
+        parts = zip(
+            step.split(list(sizes.values())), removed.split(list(sizes.values())), strict=True
+        )
+        for name, (whole, gone) in zip(sizes, parts, strict=True):
+            sums[name] += torch.stack([whole.square().sum(), gone.square().sum()])
+        wander(model, optimizer, number)
+    stats = guard.stats()
+    assert stats.steps == 4
+    assert stats.last == pytest.approx(shares[-1], rel=1e-3)
+    total = sum(sums.values())
+    assert stats.removed == pytest.approx(float(total[1] / total[0]), rel=1e-3)
+    for name, (whole, gone) in sums.items():
+        assert stats.layers[name] == pytest.approx(float(min(1.0, gone / whole)), rel=1e-2)
+    assert str(stats).startswith(f"{stats.removed:6.1%} of 4 steps removed")
+    guard.end_task(task(1))
+    assert guard.stats().steps == 0
+    assert set(guard.stats().layers.values()) == {0.0}
+
+
+def test_stats_of_steps_of_nothing():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD())
+    guard.end_task(task(0))
+    optimizer.step()  # no gradients yet
+    assert guard.stats().steps == 0
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    stats = guard.stats()
+    assert (stats.steps, stats.removed, stats.last) == (1, 0.0, 0.0)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e-30)  # squares underflow in float32
+    optimizer.step()
+    assert guard.stats().removed >= 0
+
+
+def crowded(method, **options):
+    """A model with more samples than parameters: nothing is left to learn."""
+    model = seeded(lambda: nn.Linear(12, 4))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, method, **options)
+    x, y = task(0, n=200)
+    guard.end_task((x, y))
+    return model, optimizer, guard
+
+
+@pytest.mark.parametrize("project", ["update", "gradient"])
+def test_no_room_to_learn_is_said_once(project):
+    model, optimizer, guard = crowded(OGD(200), project=project)
+    with pytest.warns(
+        UserWarning, match=r"leave no room to learn: 100\.0% of the steps is removed; store"
+    ) as caught:
+        train(model, optimizer, task(1), steps=160)
+    assert len(caught) == 1
+    assert guard.stats().removed > 0.95
+    guard.end_task(task(1))
+    train(model, optimizer, task(1), steps=60)
+
+
+def test_no_room_to_learn_is_said_at_the_end_of_a_short_task():
+    model, optimizer, guard = crowded(OGD(200))
+    train(model, optimizer, task(1), steps=5)
+    with pytest.warns(UserWarning, match="leave no room to learn"):
+        guard.end_task(task(1))
+
+
+def test_no_warning_where_there_is_room():
+    model, optimizer, guard = crowded(PCAOGD(10))
+    train(model, optimizer, task(1), steps=120)
+    guard.end_task(task(1))
+    assert guard.stats().removed < 0.95
+
+
+@pytest.mark.parametrize("storage", ["dense", "bfloat16", "cpu", "factored", Storage(max_rank=50)])
+@pytest.mark.parametrize("method", [OGD(12), PCAOGD(6, samples=20), PCAOGD(6, 20, centred=True)])
+def test_every_storage_learns_alike(storage, method):
+    """To the rounding that is stated: 1e-3 for bfloat16, none for the others."""
+    results = []
+    for kept in ("dense", storage):
+        model = mlp()
+        optimizer = optim.Adam(model.parameters(), lr=1e-3)
+        guard = Guard(model, optimizer, method, storage=kept)
+        for number in range(3):
+            train(model, optimizer, task(number), steps=5, seed=number)
+            guard.end_task(task(number))
+        results.append((flat(model), guard.memory_report()))
+    (expected, dense), (found, report) = results
+    tolerance = 3e-3 if storage == "bfloat16" else 3e-5
+    assert float((found - expected).norm()) <= tolerance * float((flat(mlp()) - expected).norm())
+    assert report.directions == dense.directions
+    assert report.share == pytest.approx(dense.share, rel=1e-4)
+    assert [t.share for t in report.tasks] == pytest.approx([t.share for t in dense.tasks])
+    assert [t.directions for t in report.tasks] == [t.directions for t in dense.tasks]
+
+
+def test_bfloat16_leaks_a_thousandth_and_says_so():
+    model, optimizer, _ = guarded(storage="bfloat16")
+    basis = exact_basis(model, *task(0))
+    before = flat(model)
+    wander(model, optimizer, 0)
+    delta = flat(model) - before
+    assert 1e-6 < float((basis @ delta).norm() / delta.norm()) < 3e-3
+    assert "about 1e-3 of a protected component" in " ".join(Storage.__doc__.split())
+
+
+def test_the_report_of_dense_rows():
+    _, _, guard = guarded(method=OGD(10))
+    report = guard.memory_report()
+    p = sum(t.numel() for t in mlp().parameters())
+    assert report.storage == "dense rows"
+    assert report.directions == 10
+    assert report.layers == {n: 40 * t.numel() for n, t in mlp().named_parameters()}
+    assert report.bytes == 40 * p + 8 * 100
+    assert report.share == pytest.approx(1.0)
+    (only,) = report.tasks
+    assert (only.directions, only.bytes, only.share) == (10, report.bytes, 1.0)
+    text = str(report)
+    assert re.match(r"28\.2 kB, dense rows, 10 directions, 100\.0% of the variance\n", text)
+    assert "  task 1: 28.2 kB, 10 directions, 100.0% of its variance, at its end\n" in text
+    assert "  0.weight: 19.2 kB\n" in text
+
+
+def test_factored_samples_are_fifty_times_smaller():
+    model = seeded(lambda: MLP(784, 100, 10))
+    data = torch.randn(20, 784), torch.arange(20) % 10
+    dense, factored = (
+        Guard(model, optim.SGD(model.parameters()), OGD(20), storage=kind)
+        for kind in ("dense", "factored")
+    )
+    for guard in (dense, factored):
+        guard.end_task(data)
+    small, large = factored.memory_report(), dense.memory_report()
+    numbers = (784 + 100) + (100 + 100) + (100 + 10)
+    assert sum(small.layers.values()) == 4 * 20 * numbers
+    assert small.bytes == 4 * 20 * numbers + 3 * 8 * 20**2
+    assert large.bytes / small.bytes > 50
+    assert small.directions == large.directions == 20
+
+
+def test_shares_of_principal_directions():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, PCAOGD(5, samples=1000))
+    shares = []
+    for number in range(2):
+        train(model, optimizer, task(number), steps=5)
+        guard.end_task(task(number))
+        exact = mlp().double()
+        exact.load_state_dict({n: v.double() for n, v in model.state_dict().items()})
+        x, y = task(number, dtype=torch.float64)
+        squares = torch.linalg.svdvals(by_loop(exact, x, y)).square()
+        shares.append(float(squares[:5].sum() / squares.sum()))
+    report = guard.memory_report()
+    assert [t.share for t in report.tasks] == pytest.approx(shares, rel=1e-4)
+    assert report.share == pytest.approx(sum(shares) / 2, rel=1e-4)
+    assert [t.directions for t in report.tasks] == [5, 5]
+    assert sum(t.bytes for t in report.tasks) == pytest.approx(report.bytes, abs=2)
+
+
+@pytest.mark.parametrize("method", [AGEM(10), GEM(10), Joint(), EWC(), SGD()])
+def test_the_report_of_other_memories(method):
+    _, _, guard = guarded(method=method)
+    report = guard.memory_report()
+    p = sum(t.numel() for t in mlp().parameters())
+    sample = 4 * 12 + 8
+    sizes = {"a-gem": 10 * sample, "gem": 10 * sample, "joint": 30 * sample, "ewc": 8 * p}
+    assert report.bytes == sizes.get(method.name, 0)
+    assert (report.directions, report.share) == (0, None)
+    assert [t.bytes for t in report.tasks] == [report.bytes]
+    assert format_bytes(report.bytes) in str(report)
+
+
+def test_the_report_before_the_first_task():
+    model = mlp()
+    guard = Guard(model, optim.SGD(model.parameters()), OGD())
+    report = guard.memory_report()
+    assert (report.bytes, report.directions, report.share, report.tasks) == (0, 0, None, ())
+    assert str(report).startswith("0 B, dense rows")
+
+
+@pytest.mark.parametrize("storage", ["dense", "factored"])
+@pytest.mark.parametrize("method", [OGD(10), PCAOGD(10, samples=30)], ids=["ogd", "pca-ogd"])
+def test_max_rank_bounds_directions_and_says_what_is_left(storage, method):
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, method, storage=storage, max_rank=15)
+    shares = []
+    for number in range(3):
+        train(model, optimizer, task(number), steps=5)
+        guard.end_task(task(number))
+        shares.append(guard.memory_report().share)
+        assert guard.memory_report().directions == min(15, 10 * (number + 1))
+    assert shares[0] > shares[1] > shares[2] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"storage": "disk"},
+            "storage must be 'dense', 'bfloat16', 'cpu', 'factored' or a Storage",
+        ),
+        ({"storage": ["dense"]}, "storage must be 'dense'"),
+        ({"max_rank": 0}, "max_rank must be a whole number of at least 1"),
+        ({"budget": "much"}, "budget must be a number of bytes"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    model = mlp()
+    with pytest.raises(ConfigError, match=message):
+        Guard(model, optim.SGD(model.parameters()), OGD(), **options)
+
+
+@pytest.mark.parametrize("storage", ["dense", "factored"])
+def test_refreshed_directions_are_those_of_the_present_weights(storage):
+    make = partial(optim.Adam, lr=1e-2)
+    model, optimizer, guard = guarded(optimizer=make, storage=storage)
+    guard.end_task(task(1))
+    train(model, optimizer, task(2), steps=20)
+    guard.refresh(task(0), task(1))
+    assert guard.tasks == 2
+    basis = torch.cat([exact_basis(model, *task(t)) for t in range(2)])
+    basis = torch.linalg.qr(basis.T)[0].T
+    before = flat(model)
+    wander(model, optimizer, 0)
+    delta = flat(model) - before
+    assert float((basis @ delta).norm() / delta.norm()) < 1e-5
+    for few in ((), (task(0),)):
+        message = "refresh's loaders must be 2, one for each earlier task"
+        with pytest.raises(ConfigError, match=message):
+            guard.refresh(*few)

@@ -1,0 +1,293 @@
+"""Four methods from outside the package, each against its formula, wherever a method can run."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, softmax
+
+from forgetless import Guard, Training, fit
+from forgetless.support.streams import global_stream, random_subset, stream
+from forgetless.training.models import MLP
+
+FILE = Path(__file__).parents[2] / "examples" / "own_methods.py"
+SEED, LR, EPOCHS, BATCH = 3, 0.05, 2, 16
+
+
+def own_methods():
+    spec = importlib.util.spec_from_file_location("own_methods", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_methods"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+own = own_methods()
+METHODS = {
+    "gpm": own.GPM(threshold=0.9, samples=1000),
+    "der++": own.DERPP(memory=20, batch_size=8, alpha=0.3, beta=0.7),
+    "lwf": own.LwF(strength=0.8, temperature=2.0),
+    "si": own.SI(strength=0.5, damping=0.01),
+}
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def gradient(model, loss):
+    return flat(torch.autograd.grad(loss, list(model.parameters())))
+
+
+class Plain:
+    """What each paper prints, written down once more with plain autograd on a module."""
+
+    def begin(self, model): ...
+
+    def step(self, model, x, y, g):
+        return g
+
+    def after(self, model, before, g): ...
+
+    def end(self, model, x): ...
+
+
+class PlainSI(Plain):
+    def begin(self, model):
+        self.anchor = flat(model.parameters()).detach().clone()
+        self.big = torch.zeros_like(self.anchor)
+        self.small = torch.zeros_like(self.anchor)
+
+    def step(self, model, x, y, g):
+        theta = flat(model.parameters()).detach()
+        return g + 0.5 * 2 * self.big * (theta - self.anchor)
+
+    def after(self, model, before, g):
+        self.small += -g * (flat(model.parameters()).detach() - before)
+
+    def end(self, model, x):
+        theta = flat(model.parameters()).detach().clone()
+        self.big += self.small.clamp(min=0) / ((theta - self.anchor) ** 2 + 0.01)
+        self.anchor, self.small = theta, torch.zeros_like(theta)
+
+
+class PlainLwF(Plain):
+    old = None
+
+    def step(self, model, x, y, g):
+        if self.old is None:
+            return g
+        with torch.no_grad():
+            target = softmax(self.old(x) / 2.0, 1)
+        now = softmax(model(x) / 2.0, 1)
+        divergence = (target * (target.log() - now.log())).sum(1).mean()
+        return g + 0.8 * gradient(model, 4.0 * divergence)
+
+    def end(self, model, x):
+        self.old = MLP(64, 100, 10).double()
+        self.old.load_state_dict(model.state_dict())
+
+
+class PlainDERPP(Plain):
+    def begin(self, model):
+        self.held, self.seen = [], 0
+        self.random = stream(SEED, "memory batches")
+
+    def chosen(self):
+        held = self.held
+        if len(held) > 8:
+            held = [held[i] for i in random_subset(8, len(held), self.random).tolist()]
+        return [torch.stack(rows) for rows in zip(*held, strict=True)]
+
+    def step(self, model, x, y, g):
+        if self.held:
+            inputs, _, logits = self.chosen()
+            g = g + 0.3 * gradient(model, (model(inputs) - logits).pow(2).mean())
+            inputs, labels, _ = self.chosen()
+            g = g + 0.7 * gradient(model, cross_entropy(model(inputs), labels))
+        numbers = torch.rand(len(x), dtype=torch.float64, generator=self.random)
+        for row in zip(x, y, model(x).detach(), strict=True):
+            number = numbers[0]
+            numbers, self.seen = numbers[1:], self.seen + 1
+            place = int(number * self.seen)
+            if len(self.held) < 20:
+                self.held.append(row)
+            elif place < 20:
+                self.held[place] = row
+        return g
+
+
+class PlainGPM(Plain):
+    def begin(self, model):
+        self.bases = {}
+
+    def step(self, model, x, y, g):
+        parts, start = [], 0
+        for name, p in model.named_parameters():
+            part = g[start : start + p.numel()].view_as(p)
+            start += p.numel()
+            if name in self.bases:
+                m = self.bases[name]
+                part = part - part @ m @ m.T
+            parts.append(part)
+        return flat(parts)
+
+    def end(self, model, x):
+        inputs = {}
+        hooks = [
+            layer.register_forward_hook(
+                lambda _, args, __, name=name: inputs.update({f"{name}.weight": args[0]})
+            )
+            for name, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear)
+        ]
+        with torch.no_grad():
+            model(x)
+        for hook in hooks:
+            hook.remove()
+        for name, a in inputs.items():
+            old = self.bases.get(name, torch.zeros(a.shape[1], 0).double())
+            u, s, _ = torch.linalg.svd(a.T - old @ old.T @ a.T)
+            total, kept = (a**2).sum(), ((old.T @ a.T) ** 2).sum()
+            k = 0
+            while kept < 0.9 * total:
+                kept, k = kept + s[k] ** 2, k + 1
+            self.bases[name] = torch.cat([old, u[:, :k]], 1)
+
+
+PLAIN = {"gpm": PlainGPM, "der++": PlainDERPP, "lwf": PlainLwF, "si": PlainSI}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=LR),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+}
+
+
+def data_of(scenario, t):
+    split = scenario.task(t, [SEED]).train
+    inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
+    return inputs[0].double(), labels[0]
+
+
+def fresh():
+    with global_stream(SEED, "initial weights"):
+        return MLP(64, 100, 10).double()
+
+
+def batches(scenario):
+    """(task, its data, the samples of each step), in the order of `fit`."""
+    order = stream(SEED, "batches")
+    for t in range(3):
+        x, y = data_of(scenario, t)
+        yield (
+            x,
+            y,
+            [
+                index
+                for _ in range(EPOCHS)
+                for index in torch.randperm(len(x), generator=order).split(BATCH)
+            ],
+        )
+
+
+def parts_of(vector, model):
+    """A vector's part for each parameter, in its shape."""
+    parts, start = [], 0
+    for p in model.parameters():
+        parts.append(vector[start : start + p.numel()].view_as(p))
+        start += p.numel()
+    return parts
+
+
+def by_formula(scenario, name, optimizer, *, anew=False):
+    """Weights after three tasks by the formula; projections act on the optimizer's update.
+
+    Arguments:
+        anew: start the optimizer anew with each task, as `fit` does.
+    """
+    model, rule, projects = fresh(), PLAIN[name](), METHODS[name].acts_on == "update"
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    rule.begin(model)
+    for x, y, steps in batches(scenario):
+        if anew:
+            optimizer.state.clear()
+        for index in steps:
+            before = flat(model.parameters()).detach()
+            g = gradient(model, cross_entropy(model(x[index]), y[index]))
+            given = g if projects else rule.step(model, x[index], y[index], g)
+            for p, part in zip(model.parameters(), parts_of(given, model), strict=True):
+                p.grad = part.clone()
+            optimizer.step()
+            if projects:
+                moved = before - flat(model.parameters()).detach()
+                after = before - rule.step(model, x[index], y[index], moved)
+                with torch.no_grad():
+                    for p, part in zip(model.parameters(), parts_of(after, model), strict=True):
+                        p.copy_(part)
+            rule.after(model, before, g)
+        rule.end(model, x)
+    return model.state_dict()
+
+
+def guarded(scenario, name, optimizer):
+    """Weights after three tasks in a loop of one's own."""
+    model = fresh()
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    guard = Guard(model, optimizer, METHODS[name], seed=SEED)
+    for x, y, steps in batches(scenario):
+        for index in steps:
+            optimizer.zero_grad()
+            cross_entropy(model(x[index]), y[index]).backward()
+            guard.observe((x[index], y[index]))
+            optimizer.step()
+        guard.end_task((x, y))
+    return model.state_dict()
+
+
+def assert_weights(found, expected):
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-8, atol=1e-10)
+
+
+every_own_method = pytest.mark.parametrize("name", METHODS)
+
+
+@every_own_method
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_in_a_guard_it_does_what_its_formula_says(name, optimizer, digits):
+    assert_weights(guarded(digits, name, optimizer), by_formula(digits, name, optimizer))
+
+
+@every_own_method
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        ("sgd", {"lr": LR}),
+        ("adamw", {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1}),
+        ("adamw", {"optimizer": OPTIMIZERS["adamw"]}),
+    ],
+    ids=["sgd", "adamw", "a function"],
+)
+def test_in_fit_it_does_what_its_formula_says(name, optimizer, settings, digits):
+    training = Training(epochs=EPOCHS, batch_size=BATCH, dtype="float64", **settings)
+    trace = fit(digits, METHODS[name], seeds=[SEED], training=training)
+    expected = by_formula(digits, name, optimizer, anew=True)
+    assert_weights(trace.weights(SEED, 2), expected)
+
+
+@every_own_method
+def test_it_does_something(name, digits):
+    """Or else the formulas would agree for nothing."""
+    plain = by_formula(digits, "si", "sgd") if name != "si" else by_formula(digits, "lwf", "sgd")
+    other = by_formula(digits, name, "sgd")
+    assert any(not torch.allclose(plain[k], other[k], atol=1e-4) for k in plain)
+
+
+@every_own_method
+def test_seeds_together_do_not_know_of_each_other(name, digits):
+    training = Training(lr=LR, epochs=1, batch_size=BATCH, dtype="float64")
+    alone = fit(digits, METHODS[name], seeds=[4], training=training)
+    grouped = Training(lr=LR, epochs=1, batch_size=BATCH, dtype="float64", seeds_together=3)
+    several = fit(digits, METHODS[name], seeds=[1, 4, 0], training=grouped)
+    assert_weights(several.weights(4, 2), alone.weights(4, 2))

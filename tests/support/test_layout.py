@@ -1,0 +1,28 @@
+"""Named parts of a flat vector, and back."""
+
+import torch
+
+from forgetless.support.layout import Layout
+
+LAYOUT = Layout({"weight": (2, 3), "scale": (), "empty": (0, 4), "bias": (2,)})
+
+
+def test_parts_are_views_in_their_shapes():
+    for leading in ((), (4,), (4, 5)):
+        vector = torch.randn(*leading, 9)
+        parts = LAYOUT.split(vector)
+        assert {n: tuple(t.shape) for n, t in parts.items()} == {
+            name: (*leading, *shape) for name, shape in LAYOUT.shapes.items()
+        }
+        assert torch.equal(LAYOUT.join(parts), vector)
+        for name, part in parts.items():
+            columns = vector[..., LAYOUT.columns[name]]
+            assert torch.equal(part.reshape(columns.shape), columns)
+        parts["weight"].zero_()
+        assert not vector[..., :6].any()
+
+
+def test_a_missing_part_is_zero():
+    parts = LAYOUT.split(torch.ones(3, LAYOUT.size))
+    del parts["weight"]
+    assert torch.equal(LAYOUT.join(parts), torch.tensor([[0.0] * 6 + [1.0] * 3] * 3))
