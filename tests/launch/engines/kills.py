@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,13 +36,17 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 
 @contextmanager
-def ray_nodes(count: int) -> Iterator[Any]:
-    """A Ray cluster on this machine: a head without processors, and nodes with one each."""
+def ray_nodes(count: int, environment: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """A Ray cluster on this machine: a head without processors, and nodes with one each.
+
+    Arguments:
+        environment: further variables of the workers.
+    """
     import ray
     from ray.cluster_utils import Cluster as Nodes
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
+        for name, value in {**ENVIRONMENT, **(environment or {})}.items():
             patch.setenv(name, value)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
         head = {**NODE, "num_cpus": 0, "include_dashboard": False}

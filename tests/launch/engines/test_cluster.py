@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +13,33 @@ from forgetless.launch.runs import status_of
 from forgetless.paper.results import load_results
 from tests.conftest import forgetless
 
+from . import patient
 from .kills import LONG, connect, node_of, ray_nodes
 from .problems import Events, assert_alike, order, trained
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'forgetless[ray]'")
 
 
+PATIENT = f"{Path(patient.__file__)}:PatientOGD"
+
+
 @pytest.fixture(scope="module")
-def nodes():
-    with ray_nodes(2) as cluster:
+def gate(tmp_path_factory):
+    """The file that lets PATIENT go on in the cluster."""
+    return tmp_path_factory.mktemp("gate") / "open"
+
+
+@pytest.fixture
+def closed(gate):
+    """The same, closed at the start of a test: a job is still running when it is to be killed."""
+    gate.unlink(missing_ok=True)
+    yield gate
+    gate.touch()
+
+
+@pytest.fixture(scope="module")
+def nodes(gate):
+    with ray_nodes(2, {patient.GATE: str(gate)}) as cluster:
         yield cluster
 
 
@@ -28,10 +47,11 @@ def nodes():
 def expected(tmp_path_factory):
     """The runs as one process trains them."""
     folder = tmp_path_factory.mktemp("expected")
-    assert trained([order(folder / "sgd", "sgd"), order(folder / "ogd", **LONG)]) == {
-        "sgd": None,
-        "ogd": None,
-    }
+    orders = [order(folder / "sgd", "sgd"), order(folder / "ogd", **LONG)]
+    orders.append(order(folder / "patient", PATIENT, **LONG))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(patient.GATE, raising=False)
+        assert set(trained(orders).values()) == {None}
     return folder
 
 
@@ -54,7 +74,7 @@ def test_bad_settings_of_a_job_are_an_error_of_the_run(nodes, tmp_path):
 
 # A node may die while it writes a checkpoint, which is then told, and the one before is taken.
 @pytest.mark.filterwarnings("ignore:.*the run resumes from the checkpoint before it")
-def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
+def test_a_node_that_dies_half_way_loses_nothing(nodes, closed, expected, tmp_path):
     """All its processes are killed at once, as when a machine loses its power."""
     shared = f"file://{tmp_path}/shared"
     events, killed = Events(), []
@@ -65,12 +85,14 @@ def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
         if far and not killed:
             killed.append(event.job)
             nodes.remove_node(node_of(nodes, event.worker), allow_graceful=False)
+            closed.touch()
 
-    wanted = replace(order(tmp_path / "here" / "ogd", **LONG), storage=f"{shared}/ogd")
-    assert trained([wanted], Cluster(), watch) == {"ogd": None}
+    here = order(tmp_path / "here" / "patient", PATIENT, **LONG)
+    wanted = replace(here, storage=f"{shared}/patient")
+    assert trained([wanted], Cluster(), watch) == {"patient": None}
     assert len(killed) == 1
-    assert_alike(tmp_path / "here" / "ogd", expected / "ogd")
-    assert_alike(tmp_path / "shared" / "ogd", expected / "ogd")
+    assert_alike(tmp_path / "here" / "patient", expected / "patient")
+    assert_alike(tmp_path / "shared" / "patient", expected / "patient")
     kinds = [(e.kind, e.job) for e in events if e.kind != "progress"]
     assert ("retried", killed[0]) in kinds
     at = [n for n, e in enumerate(events) if e.kind == "retried" and e.job == killed[0]]
@@ -80,7 +102,7 @@ def test_a_node_that_dies_half_way_loses_nothing(nodes, expected, tmp_path):
     assert node_of(nodes, after[0].worker) in nodes.worker_nodes
 
 
-def test_who_stops_asking_stops_the_jobs_and_they_go_on_later(nodes, expected, tmp_path):
+def test_who_stops_asking_stops_the_jobs_and_they_go_on_later(nodes, closed, expected, tmp_path):
     class Enough(Exception):
         pass
 
@@ -88,25 +110,28 @@ def test_who_stops_asking_stops_the_jobs_and_they_go_on_later(nodes, expected, t
         if event.progress is not None and event.progress.done > 0.3:
             raise Enough
 
-    wanted = order(tmp_path / "ogd", **LONG)
+    wanted = order(tmp_path / "patient", PATIENT, **LONG)
     with pytest.raises(Enough):
         trained([wanted], Cluster(), watch)
-    assert status_of(tmp_path / "ogd", wanted.config).kind == "unfinished"
-    assert trained([wanted], Cluster()) == {"ogd": None}
-    assert_alike(tmp_path / "ogd", expected / "ogd")
+    assert status_of(tmp_path / "patient", wanted.config).kind == "unfinished"
+    closed.touch()
+    assert trained([wanted], Cluster()) == {"patient": None}
+    assert_alike(tmp_path / "patient", expected / "patient")
 
 
-def test_a_killed_worker_of_the_cluster_is_replaced(nodes, expected, tmp_path):
+def test_a_killed_worker_of_the_cluster_is_replaced(nodes, closed, expected, tmp_path):
     killed: list[Job] = []
 
     def watch(event):
         if event.progress is not None and event.progress.task >= 2 and not killed:
             killed.append(event.job)
             os.kill(int(event.worker.split()[1]), signal.SIGKILL)
+            closed.touch()
 
-    assert trained([order(tmp_path / "ogd", **LONG)], Cluster(), watch) == {"ogd": None}
+    orders = [order(tmp_path / "patient", PATIENT, **LONG)]
+    assert trained(orders, Cluster(), watch) == {"patient": None}
     assert len(killed) == 1
-    assert_alike(tmp_path / "ogd", expected / "ogd")
+    assert_alike(tmp_path / "patient", expected / "patient")
 
 
 def test_the_command(nodes, capsys, tmp_path, monkeypatch):
