@@ -25,6 +25,7 @@ from forgetless.launch.config import resolve, setting_fields
 from forgetless.methods import METHODS, build_method, method_settings
 from forgetless.methods.state import state_tensors
 from forgetless.subspace import DENSE
+from forgetless.support.layout import Layout
 
 TABLE = {
     "sgd": SGD(),
@@ -102,6 +103,7 @@ def test_nothing_happens_before_the_first_task_is_over(method, digits):
         """Whatever else is asked for raises: there is no memory to look at yet."""
 
         theta = torch.randn(2, 30)
+        layout = Layout({"weight": (6, 5)})
         storage = DENSE
 
     assert method.idle_before_first_task
@@ -202,7 +204,7 @@ def test_whole_numbers_may_be_numpys():
         ("gem", {"memory", "gem_margin"}),
         ("gem-nt", {"memory"}),
         ("ogd", {"memory", "storage", "budget"}),
-        ("kron-ogd", {"energy", "samples", "kron_outputs"}),
+        ("kron-ogd", {"energy", "samples", "kron_outputs", "storage", "budget"}),
         ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
     ],
 )

@@ -1,16 +1,24 @@
 """Kronecker moments against sums over per-sample gradients of autograd, in float64."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import unfold
 
-from forgetless.tangent import kronecker_moments, tangent_features
+from forgetless import ConfigError
+from forgetless.tangent import Batch, drawn_likelihood, kronecker_moments, moments, probed
 from tests.tangent.reference import CLOSE, built, by_loop, integers, random
 
 
-def moments_of(model, x):
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    return kronecker_moments(tangent_features(model, x), shapes)
+def all_outputs(outputs):
+    return outputs
+
+
+def moments_of(model, *parts, scalar=all_outputs, targets=()):
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    batches = [Batch((x,), {}, targets) for x in parts]
+    names = [name for name, _ in model.named_parameters()]
+    return kronecker_moments(model, values, batches, scalar, names=names)
 
 
 def columns_of(model, name):
@@ -30,23 +38,26 @@ def test_linear_layers():
     model = built(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
     x = random(7, 4)
     rows = by_loop(model, x)
-    weights, rest = moments_of(model, x)
-    assert not rest
+    found = moments_of(model, x)
+    assert not found.squares
+    assert found.samples == 7
     inputs = {"0.weight": x, "2.weight": model[1](model[0](x)).detach()}
     for name, a in inputs.items():
         # A bias has the gradient δ.
         delta = rows[:, columns_of(model, name.replace("weight", "bias"))]
-        torch.testing.assert_close(weights[name].outputs, delta.T @ delta, **CLOSE)
+        torch.testing.assert_close(found.outputs[name], delta.T @ delta, **CLOSE)
         a = with_one(a)
-        torch.testing.assert_close(weights[name].inputs, a.T @ a / len(a), **CLOSE)
+        torch.testing.assert_close(found.inputs[name], a.T @ a / len(a), **CLOSE)
 
 
 def test_where_every_output_has_the_same_gradient_the_product_is_exact():
     model = built(lambda: nn.Linear(4, 3))
     x = random(6, 4)
-    moments = moments_of(model, x)[0]["weight"]
+    found = moments_of(model, x)
     rows = by_loop(model, x)
-    ours = torch.kron(moments.outputs, moments.inputs)  # of weight and bias, a row each
+    ours = torch.kron(
+        found.outputs["weight"], found.inputs["weight"]
+    )  # of weight and bias, a row each
     weight, bias = rows[:, :12].view(-1, 3, 4), rows[:, 12:].unsqueeze(2)
     joined = torch.cat([weight, bias], 2).flatten(1)
     torch.testing.assert_close(ours, joined.T @ joined, **CLOSE)
@@ -59,16 +70,18 @@ def test_convolutions_sum_over_positions():
         )
     )
     x = random(5, 2, 4, 4)
-    moments = moments_of(model, x)[0]["0.weight"]
+    found = moments_of(model, x)
     z = model[0](x).detach().requires_grad_()
     outputs = model[3](model[2](model[1](z)))
     delta = torch.cat(
         [torch.autograd.grad(outputs[:, c].sum(), z, retain_graph=True)[0] for c in range(2)]
     )
     delta = delta.flatten(2).transpose(1, 2).reshape(-1, 3)
-    torch.testing.assert_close(moments.outputs, delta.T @ delta, **CLOSE)
+    torch.testing.assert_close(found.outputs["0.weight"], delta.T @ delta, **CLOSE)
     patches = with_one(unfold(x, 3, padding=1).transpose(1, 2).reshape(-1, 18))
-    torch.testing.assert_close(moments.inputs, patches.T @ patches / len(patches), **CLOSE)
+    torch.testing.assert_close(
+        found.inputs["0.weight"], patches.T @ patches / len(patches), **CLOSE
+    )
 
 
 def test_embeddings_count_tokens():
@@ -81,50 +94,172 @@ def test_embeddings_count_tokens():
             return self.head(torch.tanh(self.tokens(x)).mean(1))
 
     model, x = built(Tagger), integers(6, 5, 3)
-    moments = moments_of(model, x)[0]["tokens.weight"]
-    assert moments.bias == ""
+    found = moments_of(model, x)
+    assert "tokens.weight" not in found.biases
     counts = torch.bincount(x.flatten(), minlength=6).double()
-    torch.testing.assert_close(moments.outputs, 2 * counts, **CLOSE)  # for two outputs
+    torch.testing.assert_close(found.outputs["tokens.weight"], counts, **CLOSE)
     z = model.tokens(x).detach().requires_grad_()
     outputs = model.head(torch.tanh(z).mean(1))
     delta = torch.cat(
         [torch.autograd.grad(outputs[:, c].sum(), z, retain_graph=True)[0] for c in range(2)]
     ).flatten(0, 1)
-    torch.testing.assert_close(moments.inputs, delta.T @ delta / len(delta), **CLOSE)
+    mean = delta.T @ delta / x.numel()  # summed over the two outputs
+    torch.testing.assert_close(found.inputs["tokens.weight"], mean, **CLOSE)
 
 
 def test_everything_else_has_its_exact_diagonal():
     class Odd(nn.Module):
-        """A norm, a weight that two layers share, a bare parameter and a grouped convolution."""
+        """Norms, a bare parameter, a grouped convolution and a weight used as it is."""
 
         def __init__(self):
             super().__init__()
-            self.norm, self.scale = nn.LayerNorm(4), nn.Parameter(torch.ones(4))
-            self.grouped = nn.Conv1d(4, 4, 1, groups=2)
-            self.tokens, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
-            self.head.weight = self.tokens.weight
+            self.norm, self.scale = nn.LayerNorm((3, 4)), nn.Parameter(torch.ones(4))
+            self.grouped, self.channels = nn.Conv1d(4, 4, 1, groups=2), nn.GroupNorm(2, 4)
+            self.twice, self.unused = nn.Linear(4, 4), nn.Linear(2, 2)
 
         def forward(self, x):
-            z = self.scale * self.norm(torch.tanh(self.tokens(x)))
-            return self.head(self.grouped(z.mT).mean(2))
+            z = self.scale * self.norm(torch.tanh(self.twice(x)))
+            return self.channels(self.grouped(z.mT)).mean(2) @ self.twice.weight
 
-    model, x = built(Odd), integers(5, 6, 3)
-    weights, rest = moments_of(model, x)
-    assert not weights
+    model, x = built(Odd), random(6, 3, 4)
+    found = moments_of(model, x)
+    assert set(found.squares) == {name for name, _ in model.named_parameters()}
     rows = by_loop(model, x)
-    for name, found in rest.items():
+    for name, square in found.squares.items():
         squares = rows[:, columns_of(model, name)].square().sum(0)
-        torch.testing.assert_close(found.flatten(), squares, **CLOSE)
-    assert set(rest) == {name for name, _ in model.named_parameters()}
+        torch.testing.assert_close(square.flatten(), squares, **CLOSE)
+        assert square.shape == dict(model.named_parameters())[name].shape
 
 
-def test_chunks_add_up():
-    model = built(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))
-    x = random(9, 4)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    whole, parts = (
-        kronecker_moments(tangent_features(model, x, chunk=chunk), shapes)[0] for chunk in (9, 2)
-    )
-    for name in whole:
-        torch.testing.assert_close(whole[name].outputs, parts[name].outputs, **CLOSE)
-        torch.testing.assert_close(whole[name].inputs, parts[name].inputs, **CLOSE)
+def test_a_shared_weight_has_one_product_with_the_trace_of_all():
+    class Tied(nn.Module):
+        def __init__(self, tied=True):
+            super().__init__()
+            self.tokens, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            if tied:
+                self.head.weight = self.tokens.weight
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.tokens(x)).mean(1))
+
+    tied, x = built(Tied), integers(5, 6, 3)
+    apart = built(lambda: Tied(False))
+    with torch.no_grad():
+        for p in apart.parameters():
+            p.copy_(tied.tokens.weight)
+    one, two = moments_of(tied, x), moments_of(apart, x)
+    assert list(one.outputs) == ["tokens.weight"]
+    assert one.outputs["tokens.weight"].shape == (5,)  # of the embedding's one-hot gradients
+
+    def energy(found, name):
+        g = found.outputs[name]
+        g = g if g.dim() == 1 else g.diagonal()
+        return g.sum() * found.inputs[found.source[name]].trace()
+
+    both = energy(two, "tokens.weight") + energy(two, "head.weight")
+    torch.testing.assert_close(energy(one, "tokens.weight"), both, **CLOSE)
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of the same inputs; keys without a bias."""
+
+    def __init__(self, copies=False):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(4, 3), nn.Linear(4, 3, bias=False), nn.Linear(4, 2)
+        self.copies = copies
+
+    def forward(self, x):
+        q, k = self.q(x), self.k(x)
+        return (q @ k.mT).softmax(-1) @ self.v(x.clone() if self.copies else x)
+
+
+def test_layers_with_the_same_inputs_share_their_moment():
+    x = random(6, 5, 4)
+
+    def mean(outputs):
+        return outputs.mean(1)
+
+    shared = moments_of(built(Attention), x, scalar=mean)
+    apart = moments_of(built(lambda: Attention(copies=True)), x, scalar=mean)
+    assert shared.source == {"q.weight": "q.weight", "k.weight": "k.weight", "v.weight": "q.weight"}
+    assert apart.source["v.weight"] == "v.weight"
+    assert set(shared.inputs) == {"q.weight", "k.weight"}
+    for name, moment in apart.outputs.items():
+        torch.testing.assert_close(shared.outputs[name], moment, **CLOSE)
+        a = shared.inputs[shared.source[name]]
+        torch.testing.assert_close(a, apart.inputs[apart.source[name]], **CLOSE)
+
+
+def test_inputs_that_are_the_same_for_some_samples_only_are_refused():
+    class Switching(Attention):
+        def forward(self, x):
+            self.copies = x.shape[1] > 5
+            return super().forward(x).mean(1)
+
+    with pytest.raises(ConfigError, match=r"v.weight and q.weight have the same inputs for some"):
+        moments_of(built(Switching), random(4, 5, 4), random(4, 6, 4))
+
+
+def test_parts_add_up():
+    model = built(lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)))
+    x = random(40, 4)  # more than go through the network at first
+    whole, parts = moments_of(model, x), moments_of(model, x[:9], x[9:])
+    rows = by_loop(model, x)
+    for name in whole.outputs:
+        torch.testing.assert_close(whole.outputs[name], parts.outputs[name], **CLOSE)
+        torch.testing.assert_close(whole.inputs[name], parts.inputs[name], **CLOSE)
+        delta = rows[:, columns_of(model, name.replace("weight", "bias"))]
+        torch.testing.assert_close(whole.outputs[name], delta.T @ delta, **CLOSE)
+    torch.testing.assert_close(whole.squares, parts.squares, **CLOSE)
+
+
+def test_of_very_many_rows_some_stand_for_all(monkeypatch):
+    model = built(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten()))
+    x = random(64, 2, 10, 10)
+    whole = moments_of(model, x, scalar=lambda z: z.sum(1))
+    monkeypatch.setattr(moments, "_AT_LEAST", 600)
+    some = moments_of(model, x, scalar=lambda z: z.sum(1))
+    a, b = whole.inputs["0.weight"], some.inputs["0.weight"]
+    assert not torch.equal(a, b)
+    assert (a - b).norm() < 0.25 * a.norm()
+    torch.testing.assert_close(b[-1, -1], torch.tensor(1.0).double())
+    torch.testing.assert_close(whole.outputs, some.outputs, **CLOSE)
+
+
+def test_very_many_outputs_have_their_diagonal(monkeypatch):
+    model, x = built(lambda: nn.Linear(4, 6)), random(7, 4)
+    whole = moments_of(model, x)
+    monkeypatch.setattr(moments, "_LARGEST", 5)
+    found = moments_of(model, x)
+    torch.testing.assert_close(found.outputs["weight"], whole.outputs["weight"].diagonal(), **CLOSE)
+
+
+def test_random_signs_stand_for_all_outputs():
+    """Over all signs the mean of the moments is that of every output on its own."""
+    model = built(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+    x = random(5, 3)
+    every = moments_of(model, x)
+    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double()
+    several = [
+        moments_of(model, x, scalar=probed, targets=(row.expand(5, 2),)).outputs for row in signs
+    ]
+    for name, moment in every.outputs.items():
+        torch.testing.assert_close(sum(of[name] for of in several) / 2, moment, **CLOSE)
+
+
+def test_drawn_labels_have_the_fishers_moments():
+    """With labels at every quantile each is drawn as often as the model says."""
+    model, x = built(lambda: nn.Linear(3, 3)), random(1, 3)
+    quantiles = (torch.arange(20000).double() + 0.5) / 20000
+    many = x.expand(20000, 3)
+    found = moments_of(model, many, scalar=drawn_likelihood, targets=(quantiles,))
+    p = model(x).softmax(-1)[0].detach()
+    fisher = torch.diag(p) - torch.outer(p, p)  # of the logits
+    torch.testing.assert_close(found.outputs["weight"] / 20000, fisher, atol=1e-4, rtol=0)
+
+
+def test_drawn_labels_of_sequences_are_counted_where_they_should_be():
+    logits = random(2, 4, 3).requires_grad_()
+    counted = torch.tensor([[True, False, True, True], [False, False, False, True]])
+    drawn_likelihood(logits, torch.rand(2, 4), counted).sum().backward()
+    assert torch.equal(logits.grad.abs().sum(2) > 0, counted)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Self, final
 
 import torch
@@ -17,19 +18,22 @@ from forgetless.guard.batches.outputs import (
     all_outputs,
     label_count,
     protected_output,
+    randomised,
     true_class_output,
 )
 from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.distributed.sharding import gathered_copy
 from forgetless.guard.parameters import Parameters
-from forgetless.methods.view import FeatureOutputs
+from forgetless.methods.view import FeatureOutputs, MomentOutputs
 from forgetless.support.errors import ConfigError, DataError, first_line
 from forgetless.tangent import (
     Batch,
+    Moments,
     TangentFeatures,
     call_with,
     eval_mode,
     features_of,
+    kronecker_moments,
     layer_inputs,
     sliced_features,
 )
@@ -78,16 +82,43 @@ class GuardedModel:
             outputs: "all" takes all logits (n, C) of a classifier in place of the true class's.
         """
         with eval_mode(self.module):
-            scalars = [
-                protected_output(self.output, *self._try(part), part.target)
-                for part in samples.parts
-            ]
-            scalar = scalars[0]
+            scalar = self._protected(samples)
             if outputs == "all" and scalar is true_class_output:
                 scalar = all_outputs
             phi = self._per_sample(samples, scalar)
         slices = self.parameters.slices
         return phi if slices is None else sliced_features(phi, slices)
+
+    def _protected(self, samples: StoredSamples) -> Output:
+        """The protected scalars of these samples, checked for each shape."""
+        parts = samples.parts
+        first, *_ = [protected_output(self.output, *self._try(p), p.target) for p in parts]
+        return first
+
+    def moments(
+        self, samples: StoredSamples, outputs: MomentOutputs, random: Callable[[int], Tensor]
+    ) -> Moments:
+        """The Kronecker moments at the present weights and in eval mode.
+
+        Arguments:
+            samples: the samples.
+            outputs: whose gradients, as `View.moments` says.
+            random: from a count to so many numbers in [0, 1).
+        """
+        with eval_mode(self.module):
+            protected = self._protected(samples)
+            batches = self._batches(samples)
+            if outputs != "class":
+                protected, shapes = randomised(
+                    protected, outputs, [self._try(part) for part in samples.parts]
+                )
+                sizes = [(len(batch), *shape) for batch, shape in zip(batches, shapes, strict=True)]
+                batches = [
+                    replace(batch, targets=(random(prod(size)).view(size), *batch.targets))
+                    for batch, size in zip(batches, sizes, strict=True)
+                ]
+            names = self.parameters.names
+            return kronecker_moments(self.module, self.values(), batches, protected, names=names)
 
     def loss_features(self, samples: StoredSamples) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""

@@ -13,12 +13,12 @@ from forgetless.guard.batches.outputs import logits_of, require_labels
 from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.model import GuardedModel
-from forgetless.methods.view import FeatureOutputs, LossFunction, seed_losses
+from forgetless.methods.view import FeatureOutputs, LossFunction, MomentOutputs, seed_losses
 from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError, DataError, NoSamplesError
 from forgetless.support.layout import Layout
 from forgetless.support.streams import random_subset
-from forgetless.tangent import TangentFeatures
+from forgetless.tangent import Moments, TangentFeatures
 
 # Samples whose per-sample gradients are in memory at once when only their sum is wanted.
 _FISHER_CHUNK = 1024
@@ -145,6 +145,12 @@ class GuardView:
         phi = self.model.features(samples, outputs)
         require_labels(self.model.output, self.model.label_count(samples.parts))
         return [phi]
+
+    def moments(self, samples: StoredSamples, outputs: MomentOutputs = "all") -> Moments:
+        """The Kronecker moments of the samples' gradients."""
+        found = self.model.moments(samples, outputs, lambda count: self.random(count)[0])
+        require_labels(self.model.output, self.model.label_count(samples.parts))
+        return Moments.of_seeds([found])
 
     def layer_inputs(self, samples: StoredSamples) -> dict[str, Tensor]:
         """Weight of a layer → its inputs on samples, (1, N, d)."""

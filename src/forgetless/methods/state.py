@@ -15,18 +15,26 @@ from torch import Tensor
 
 from forgetless.methods.base import Method
 from forgetless.methods.view import FinishedTask, LoadSamples, View
-from forgetless.subspace import DenseSubspace, Directions, FactoredSubspace, Storage
+from forgetless.subspace import (
+    DenseSubspace,
+    Directions,
+    FactoredSubspace,
+    KroneckerSubspace,
+    Storage,
+)
 from forgetless.support.errors import ConfigError
 
 STRUCTURE = "structure"  # the entry that says how a state is built, JSON as bytes
 _PLAIN = (bool, int, float, str, type(None))
-_DIRECTIONS = {kind.__name__: kind for kind in (DenseSubspace, FactoredSubspace)}
+_DIRECTIONS = {kind.__name__: kind for kind in (DenseSubspace, FactoredSubspace, KroneckerSubspace)}
 
 
 def state_tensors(state: Any, seed: int) -> dict[str, Tensor]:
     """The tensors of one seed by their path in the state, and how it is built."""
     tensors: dict[str, Tensor] = {}
     structure = _taken_apart(state, seed, "", tensors)
+    if STRUCTURE in tensors:
+        raise ConfigError(f"a state cannot have a tensor of the name {STRUCTURE!r}")
     text = json.dumps(structure, separators=(",", ":")).encode()
     return tensors | {STRUCTURE: torch.frombuffer(bytearray(text), dtype=torch.uint8).clone()}
 

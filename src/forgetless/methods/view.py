@@ -13,9 +13,10 @@ from torch import Tensor
 from forgetless.subspace import Storage
 from forgetless.support.errors import require
 from forgetless.support.layout import Layout
-from forgetless.tangent import TangentFeatures
+from forgetless.tangent import Moments, TangentFeatures
 
 FeatureOutputs = Literal["class", "all"]
+MomentOutputs = Literal["all", "class", "fisher"]
 # From outputs (S, n, C) and their samples to a loss for each seed, (S,), or each sample, (S, n).
 LossFunction = Callable[[Tensor, Any], Tensor]
 
@@ -178,6 +179,16 @@ class View(Protocol):
             samples: the samples.
             outputs: "class" for the true class's (in a guard, the protected outputs), "all" for
                 every output that competes for the sample: φ then has n · K rows.
+        """
+
+    def moments(self, samples: Any, outputs: MomentOutputs = "all") -> Moments:
+        """The Kronecker moments of the samples' gradients, with a leading dimension of S.
+
+        Arguments:
+            samples: the samples.
+            outputs: whose gradients: of "all" outputs that compete for the sample (in a guard, of
+                the protected ones), by a random combination of them; of the true "class"; or of
+                the log-likelihood of a label that the model draws, the "fisher" matrix.
         """
 
     def layer_inputs(self, samples: Any) -> Mapping[str, Tensor]:

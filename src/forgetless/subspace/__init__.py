@@ -5,6 +5,7 @@ from torch import Tensor
 from forgetless.subspace.base import Directions, Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.factored import FactoredSubspace
+from forgetless.subspace.kronecker import KroneckerSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, STORAGES, Storage
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "DenseSubspace",
     "Directions",
     "FactoredSubspace",
+    "KroneckerSubspace",
     "Record",
     "Storage",
     "Subspace",

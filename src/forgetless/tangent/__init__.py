@@ -5,7 +5,12 @@ from forgetless.tangent.chunks import Known
 from forgetless.tangent.evaluation import Batch, call_with, eval_mode, true_class
 from forgetless.tangent.features import TangentFeatures, features_of, top_weights_of_each
 from forgetless.tangent.inputs import layer_inputs
-from forgetless.tangent.moments import kronecker_moments
+from forgetless.tangent.moments import (
+    Moments,
+    drawn_likelihood,
+    kronecker_moments,
+    probed,
+)
 from forgetless.tangent.slices import ParameterSlice, sliced_features
 from forgetless.tangent.spectrum import principal_weights
 from forgetless.tangent.storage import (
@@ -22,12 +27,14 @@ from forgetless.tangent.storage import (
 __all__ = [
     "Batch",
     "Known",
+    "Moments",
     "ParameterSlice",
     "TangentFeatures",
     "bytes_by_parameter",
     "call_with",
     "chosen_names",
     "concatenated",
+    "drawn_likelihood",
     "empty_features",
     "eval_mode",
     "features_of",
@@ -36,6 +43,7 @@ __all__ = [
     "layer_inputs",
     "merged",
     "principal_weights",
+    "probed",
     "require_one_precision",
     "sliced_features",
     "stored",

@@ -68,19 +68,28 @@ def _noting(parts: list[Tensor]) -> Callable[..., None]:
     """A hook that adds a layer's inputs as a matrix."""
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0] if args else kwargs["input"]
-        parts.append(
-            _patches(layer, x) if isinstance(layer, Convolution) else x.reshape(-1, x.shape[-1])
-        )
+        parts.append(input_rows(layer, args[0] if args else kwargs["input"]))
 
     return note
 
 
-def _patches(layer: Convolution, x: Tensor) -> Tensor:
-    """The patches of a convolution's inputs (n, channels, *space), (n · positions · g, d)."""
+def input_rows(layer: nn.Module, x: Tensor, every: int = 1) -> Tensor:
+    """A layer's inputs as rows (N, d): vectors, or of a convolution (n · positions · g) patches.
+
+    Arguments:
+        layer: the layer.
+        x: its inputs.
+        every: of so many rows only one is made.
+    """
+    if not isinstance(layer, Convolution):
+        return x.reshape(-1, x.shape[-1])[::every]
     space, window = len(layer.kernel_size), window_of(layer)
     if x.dim() == space + 1:  # a single sample
         x = x.unsqueeze(0)
-    positions = prod(window.patches(x[:1]).shape[2 : 2 + space])
-    patches = Patches(x.unsqueeze(1), layer.groups, window, positions).dense()
-    return patches.movedim(1, 2).flatten(0, 2)
+    outputs = window.patches(x[:1]).shape[2 : 2 + space]
+    if every > 1 and layer.groups == 1:
+        rows = torch.arange(0, len(x) * prod(outputs), every, device=x.device)
+        sample, *place = torch.unravel_index(rows, (len(x), *outputs))
+        return window.patches(x).movedim(1, 1 + space)[(sample, *place)].flatten(1)
+    patches = Patches(x.unsqueeze(1), layer.groups, window, prod(outputs)).dense()
+    return patches.movedim(1, 2).flatten(0, 2)[::every]

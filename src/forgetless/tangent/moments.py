@@ -2,117 +2,405 @@
 
 The gradient of a layer's weight is Σ_t δ_t a_tᵀ over positions t, with inputs a and gradients δ at
 the layer's outputs. K-FAC (Martens and Grosse 2015; for positions, Grosse and Martens 2016) takes δ
-and a for independent:
+and a, and different positions, for independent:
 
     Σ_i vec(g_i) vec(g_i)ᵀ ≈ G ⊗ A,    G = Σ_i Σ_t δ δᵀ,    A = the mean of a aᵀ
+
+One forward pass and one backward pass for each scalar of a sample give both; no gradient of a
+single sample is computed.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forgetless.linalg import float64
-from forgetless.tangent.blocks import Block, Outer, Rows
-from forgetless.tangent.factors import OneHot, cuts
-from forgetless.tangent.features import TangentFeatures
+from forgetless.support.errors import ConfigError
+from forgetless.tangent.autograd import ParameterUses
+from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
+from forgetless.tangent.features import features_of
+from forgetless.tangent.inputs import input_rows
+from forgetless.tangent.rules import RULES, Convolution
 
-_POSITIONS = 1 << 14  # positions of samples whose factors are dense at once
+# A few samples show how much memory one takes; then as many go at once as fit these bytes.
+_FIRST, _BYTES = 16, 1 << 28
+_MOST = {"cpu": 512, "cuda": 8192}
+_ROWS = 1 << 14  # whose products are added up in single precision
+# Outputs of a larger layer, such as those over a vocabulary, have the diagonal alone.
+_LARGEST = 1 << 14
+# Of so many rows for each input, and in all, more hardly change a moment: then some are left out.
+_ENOUGH, _AT_LEAST = 32, 1 << 14
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
 @final
 @dataclass(frozen=True)
 class Moments:
-    """The moments of one weight, in float64.
+    """The moments of a network's parameters, sums over the samples, in float64.
 
     Arguments:
-        outputs: G, (r, r), or its diagonal (r,) for an embedding, whose δ is one-hot.
-        inputs: A, (c, c); with a bias (c + 1, c + 1), a one appended to the inputs.
-        bias: the name of the bias that A includes, or "".
+        outputs: weight (r, c) → G, (r, r), or its diagonal (r,): of an embedding, whose δ is
+            one-hot, and of very many outputs.
+        inputs: weight → A, (c, c); with a bias (c + 1, c + 1), a one appended to the inputs.
+        source: weight → the weight whose A it has: itself, or the first one with the same inputs.
+        biases: weight → the name of the bias that A includes.
+        squares: every other parameter → Σ_i g_i², in its shape.
+        samples: how many there are.
     """
 
-    outputs: Tensor
-    inputs: Tensor
-    bias: str
+    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    source: Mapping[str, str]
+    biases: Mapping[str, str]
+    squares: Mapping[str, Tensor]
+    samples: int
+
+    @classmethod
+    def of_seeds(cls, several: Sequence["Moments"]) -> "Moments":
+        """The moments of S seeds of one network, with a leading dimension of S."""
+        first = several[0]
+
+        def stacked(side: Callable[["Moments"], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+            return {name: torch.stack([side(one)[name] for one in several]) for name in side(first)}
+
+        sides = stacked(lambda one: one.outputs), stacked(lambda one: one.inputs)
+        squares = stacked(lambda one: one.squares)
+        return cls(*sides, first.source, first.biases, squares, first.samples)
+
+
+def kronecker_moments(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    scalar: Scalar,
+    *,
+    names: Sequence[str],
+) -> Moments:
+    """The moments of the gradients of K scalars per sample, summed over the K.
+
+    Linear layers, convolutions without groups, and embeddings have Kronecker factors, with the bias
+    of the same layer. A weight that several layers share has one product for the sum of theirs,
+    with its trace. Every other parameter has its exact diagonal.
+
+    Arguments:
+        module: the network, in eval mode (a sample's output must not depend on the others).
+        values: its parameters and buffers, by name.
+        batches: the samples, in parts whose shapes may differ.
+        scalar: from outputs and targets of n samples to (n,) or (n, K).
+        names: the wanted parameters.
+    """
+    first, *others = batches
+    evaluation = Evaluation.at(module, values, names, first, scalar, lasting=True)
+    sums = _Sums(evaluation, sum(map(len, batches)))
+    for part in (evaluation, *map(evaluation.on, others)):
+        start = 0
+        while start < part.n:
+            some = part.select(slice(start, start + sums.fitting()))
+            sums.add(some)
+            start += some.n
+    found = sums.moments()
+    covered = {*found.outputs, *found.biases.values(), *found.squares}
+    rest = [name for name in names if name not in covered]
+    if not rest:
+        return found
+    phi = features_of(module, values, batches, scalar, names=rest, lasting=True)
+    total = float64(phi.squared_sum())
+    squares = {name: total[columns].view_as(values[name]) for name, columns in phi.columns()}
+    return replace(found, squares={**found.squares, **squares})
+
+
+def probed(outputs: Tensor, signs: Tensor) -> Tensor:
+    """Σ_k ξ_k s_k with random signs ξ: (n, K), (n, K) → (n,).
+
+    The mean of its moments over the signs is the sum of those of the K scalars.
+    """
+    return (outputs * signs).sum(1)
+
+
+def drawn_likelihood(logits: Tensor, uniform: Tensor, counted: Tensor | None = None) -> Tensor:
+    """The log-likelihood of labels that the model draws, whose moments are the Fisher matrix.
+
+    Arguments:
+        logits: (n, …, C).
+        uniform: a random number in [0, 1) for each label, (n, …).
+        counted: which labels count, (n, …) of bool; None for all.
+
+    Returns:
+        (n,), summed over a sample's labels.
+    """
+    logs = torch.log_softmax(logits, -1)
+    below = logs.detach().exp().cumsum(-1) < uniform.to(logs).unsqueeze(-1)
+    label = below.sum(-1, keepdim=True).clamp_max(logits.shape[-1] - 1)
+    chosen = logs.gather(-1, label).squeeze(-1)
+    chosen = chosen if counted is None else chosen * counted
+    return chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen
+
+
+def second_moment(rows: Tensor) -> Tensor:
+    """Σ_i x_i x_iᵀ of rows (N, d), in float64."""
+    return sum((float64(x.mT @ x) for x in rows.split(_ROWS)), float64(rows.new_zeros(())))
+
+
+@final
+class _Use:
+    """Running sums of one layer that uses a weight."""
+
+    def __init__(self, layer: nn.Module, weight: str, bias: str) -> None:
+        self.layer = layer
+        self.weight = weight
+        self.bias = bias
+        self.outputs: Tensor | None = None
+        self.inputs: Tensor | None = None
+        self.mean: Tensor | None = None
+        self.count = 0  # positions
+        self.source = self  # the use that has the inputs' sums
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether δ is one-hot, and the gradients at the outputs take the place of a."""
+        return isinstance(self.layer, nn.Embedding)
+
+    def add_inputs(self, x: Tensor, passes: float) -> None:
+        """The inputs of one of so many forward passes; of an embedding, its tokens."""
+        if isinstance(self.layer, nn.Embedding):
+            counts = torch.bincount(x.flatten(), minlength=self.layer.num_embeddings).double()
+            if self.layer.padding_idx is not None:
+                counts[self.layer.padding_idx] = 0
+            self.outputs = _plus(self.outputs, counts)
+            self.count += int(counts.sum())
+        elif self.source is self:
+            rows = input_rows(self.layer, x, _step(x, self.layer, passes))
+            self.inputs = _plus(self.inputs, second_moment(rows))
+            self.mean = _plus(self.mean, float64(rows.sum(0)))
+            self.count += len(rows)
+
+    def add_deltas(self, x: Tensor, delta: Tensor) -> None:
+        """The gradients of a backward pass at the outputs; all rows, since G is their sum."""
+        if isinstance(self.layer, Convolution):
+            delta = delta.movedim(-1 - len(self.layer.kernel_size), -1)
+        rows = delta.reshape(-1, delta.shape[-1])
+        if isinstance(self.layer, nn.Embedding):
+            if self.layer.padding_idx is not None:
+                rows = rows[x.flatten() != self.layer.padding_idx]
+            self.inputs = _plus(self.inputs, second_moment(rows))
+        elif rows.shape[1] > _LARGEST:
+            self.outputs = _plus(self.outputs, float64(rows.square().sum(0)))
+        else:
+            self.outputs = _plus(self.outputs, second_moment(rows))
+
+    def sides(self, with_bias: bool = False) -> tuple[Tensor, Tensor] | None:
+        """G and A; None if no gradient went through the layer."""
+        own = self.source
+        if self.outputs is None or own.inputs is None or not own.count:
+            return None
+        inputs = own.inputs / own.count
+        if with_bias and self.bias and own.mean is not None:
+            mean = (own.mean / own.count).unsqueeze(1)
+            inputs = torch.cat([inputs, mean], 1)
+            inputs = torch.cat([inputs, torch.cat([mean.mT, torch.ones_like(mean[:1])], 1)])
+        return self.outputs, inputs
+
+
+def _step(x: Tensor, layer: nn.Module, passes: float) -> int:
+    """How many rows there are for each that is needed; odd, to meet all positions in turn."""
+    if isinstance(layer, Convolution):
+        rows = len(x) * prod(x.shape[2:]) // prod(layer.stride)
+        width = prod(layer.kernel_size) * layer.in_channels
+    else:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    step = int(passes * rows / max(_AT_LEAST, _ENOUGH * width))
+    return max(1, step - 1 + step % 2)
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total.add_(more)
+
+
+@final
+@dataclass(frozen=True)
+class _Run:
+    """One run of a layer."""
+
+    layer: nn.Module
+    x: Tensor
+    output: Tensor
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What two inputs that are the same tensor have in common, while both exist."""
+        return self.x.data_ptr(), self.x.shape, self.x.stride()
 
 
 @final
 class _Sums:
-    """Running sums of one weight's factors."""
-
-    def __init__(self, block: Outer) -> None:
-        _, rows, columns = block.shape
-        like = float64(block.like)
-        one_hot = isinstance(block.uses[0][0], OneHot)
-        self.outputs = like.new_zeros(rows) if one_hot else like.new_zeros(rows, rows)
-        self.inputs = like.new_zeros(columns, columns)
-        self.mean = like.new_zeros(columns)
-        self.count = 0
-
-    def add(self, block: Outer) -> None:
-        """The samples of a block."""
-        for left, right in block.uses:
-            for some in cuts(block.n, _POSITIONS // max(1, left.positions)):
-                a = right.dense(some)[:, 0].flatten(0, 1)  # (m T, c)
-                self.inputs += a.mT @ a
-                self.mean += a.sum(0)
-                self.count += len(a)
-                if isinstance(left, OneHot):
-                    index = left.data[some].flatten()
-                    self.outputs += torch.bincount(index, minlength=left.width)
-                else:
-                    delta = left.dense(some)[:, 0].flatten(0, 1)
-                    self.outputs += delta.mT @ delta
-
-    def moments(self, bias: str) -> Moments:
-        """G and A."""
-        inputs, mean = self.inputs / self.count, (self.mean / self.count).unsqueeze(1)
-        if bias:
-            one = torch.ones_like(mean[:1])
-            inputs = torch.cat([torch.cat([inputs, mean], 1), torch.cat([mean.mT, one], 1)])
-        return Moments(self.outputs, inputs, bias)
-
-
-def kronecker_moments(
-    phi: TangentFeatures, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, Moments], dict[str, Tensor]]:
-    """The moments of all parameters, summed over the samples (and scalars) of φ.
-
-    Linear and convolutional layers without groups, and embeddings, have Kronecker factors, with the
-    bias of the same layer. Every other parameter (norms, weights that several layers share in
-    different ways) has the diagonal alone, which is exact.
+    """The sums of all layers of a network.
 
     Arguments:
-        phi: the features.
-        shapes: parameter → its shape.
-
-    Returns:
-        weight → its moments; other parameter → Σ_i g_i², in its shape.
+        evaluation: of the first samples; its `names` are the wanted parameters.
+        samples: how many there are in all.
     """
-    sums: dict[str, _Sums] = {}
-    squares: dict[str, Tensor] = {}
-    for piece in phi.pieces():
-        for name, block in piece.blocks.items():
-            if isinstance(block, Outer) and _has_factors(block):
-                sums.setdefault(name, _Sums(block)).add(block)
-            else:
-                found = float64(block.squared_sum()).view(shapes[name])
-                squares[name] = squares[name] + found if name in squares else found
-    weights: dict[str, Moments] = {}
-    for name, sum_ in sums.items():
-        bias = f"{name.removesuffix('weight')}bias"
-        joined = name.endswith("weight") and bias in squares and sum_.outputs.dim() == 2
-        joined = joined and shapes[bias] == tuple(sum_.outputs.shape[:1])
-        weights[name] = sum_.moments(bias if joined else "")
-        if joined:
-            del squares[bias]
-    return weights, squares
+
+    def __init__(self, evaluation: Evaluation, samples: int) -> None:
+        self.samples = samples
+        names = {id(p): name for name, p in evaluation.module.named_parameters()}
+        wanted = set(evaluation.names)
+        self.own: dict[nn.Module, dict[str, str]] = {}  # layer → its parameters' names
+        self.uses: dict[nn.Module, _Use] = {}
+        for layer in evaluation.module.modules():
+            if type(layer) not in RULES:
+                continue
+            found = {kind: names[id(p)] for kind, p in layer.named_parameters(recurse=False)}
+            own = {kind: name for kind, name in found.items() if name in wanted}
+            if type(layer) in _LAYERS and "weight" in own and _has_factors(layer):
+                self.uses[layer] = _Use(layer, own["weight"], own.get("bias", ""))
+                self.own[layer] = own
+            elif type(layer) not in _LAYERS and own:
+                self.own[layer] = own
+        self.shapes = {name: evaluation.values[name].shape for name in wanted}
+        self.scales: dict[str, Tensor] = {}  # parameter of a norm → Σ_i g_i²
+        self.elsewhere: set[str] = set()  # used outside of their layers, or of unknown samples
+        self.seen = 0
+        self.sample_bytes = 1
+        self.most = _MOST.get(next(iter(evaluation.values.values())).device.type, _MOST["cpu"])
+
+    def fitting(self) -> int:
+        """How many samples go through the network at once."""
+        return max(1, min(self.most, _BYTES // self.sample_bytes)) if self.seen else _FIRST
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Some samples."""
+        runs: list[_Run] = []
+        with evaluation.running():
+            scalars = self._forward(evaluation, runs)
+            self._share_inputs(runs)
+            for run in runs:
+                if run.layer in self.uses:
+                    self.uses[run.layer].add_inputs(run.x, self.samples / evaluation.n)
+            outputs = [run.output for run in runs]
+            columns = scalars.sum(0) if outputs and scalars.requires_grad else ()
+            for k, column in enumerate(columns):
+                more = k + 1 < scalars.shape[1]
+                deltas = torch.autograd.grad(
+                    column, outputs, retain_graph=more, materialize_grads=True
+                )
+                self._add_deltas(runs, deltas, evaluation.n)
+        self.seen += evaluation.n
+        taken = sum(run.x.nbytes + 2 * run.output.nbytes for run in runs) // evaluation.n
+        self.sample_bytes = max(self.sample_bytes, taken)
+
+    def _forward(self, evaluation: Evaluation, runs: list[_Run]) -> Tensor:
+        """The scalars, on the way to which every run of a layer is noted."""
+        leaves = evaluation.leaves()
+        watched = ParameterUses(leaves)
+
+        def begin(layer: nn.Module, args: object) -> None:
+            watched.begin(self.own[layer].values())
+
+        def end(
+            layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
+        ) -> Tensor:
+            watched.end()
+            if output.requires_grad:
+                x = args[0] if args else kwargs["input"]
+                runs.append(_Run(layer, x.detach(), output))
+            return output.clone()  # the activation after it may work in place
+
+        handles = []
+        for layer in self.own:
+            handles.append(layer.register_forward_pre_hook(begin))
+            # Innermost: what a user's own hooks do is not part of the layer's run.
+            handles.append(layer.register_forward_hook(end, prepend=True, with_kwargs=True))
+        try:
+            with watched:
+                return evaluation.scalars(leaves)
+        finally:
+            self.elsewhere |= watched.elsewhere
+            for handle in handles:
+                handle.remove()
+
+    def _share_inputs(self, runs: Sequence[_Run]) -> None:
+        """Let linear layers that always have the same inputs share their sums."""
+        places: dict[_Use, list[object]] = {}
+        for run in runs:
+            if isinstance(run.layer, nn.Linear) and run.layer in self.uses:
+                places.setdefault(self.uses[run.layer], []).append(run.place)
+        first: dict[object, _Use] = {}
+        for use, inputs in places.items():
+            source = first.setdefault((bool(use.bias), *inputs), use)
+            if not self.seen:
+                use.source = source
+            elif use.source is not use and use.source is not source:
+                raise ConfigError(
+                    f"{use.weight} and {use.source.weight} have the same inputs for some samples "
+                    "and not for others, so their moments cannot be told apart"
+                )
+
+    def _add_deltas(self, runs: Sequence[_Run], deltas: Sequence[Tensor], n: int) -> None:
+        """The gradients of one scalar of n samples."""
+        rows: dict[str, Tensor] = {}
+        for run, delta in zip(runs, deltas, strict=True):
+            if run.layer in self.uses:
+                self.uses[run.layer].add_deltas(run.x, delta)
+                continue
+            rule = RULES[type(run.layer)]
+            kept = rule.keep(run.layer, run.x)
+            found = None if kept is None else rule.contributions(run.layer, kept, delta, n, 0)
+            for kind, name in self.own[run.layer].items():
+                of_samples = None if found is None else found[kind]
+                if isinstance(of_samples, Tensor):
+                    rows[name] = _plus(rows.get(name), of_samples)
+                else:
+                    self.elsewhere.add(name)
+        for name, summed in rows.items():
+            squares = float64(summed.square().sum(0)).view(self.shapes[name])
+            self.scales[name] = _plus(self.scales.get(name), squares)
+
+    def moments(self) -> Moments:
+        """The sums so far; parameters that need gradients of single samples are missing."""
+        of_weight: dict[str, list[_Use]] = {}
+        for use in self.uses.values():
+            if use.weight not in self.elsewhere and use.sides() is not None:
+                of_weight.setdefault(use.weight, []).append(use)
+        # A bias counts as an input of its weight, unless another layer has it too.
+        owners = Counter(use.bias for use in self.uses.values())
+        outputs, inputs, source, biases = {}, {}, {}, {}
+        for weight, uses in of_weight.items():
+            bias = uses[0].bias
+            joined = bool(bias) and owners[bias] == len(uses) == 1 and bias not in self.elsewhere
+            if joined:
+                biases[weight] = bias
+            sides = [found for use in uses if (found := use.sides(joined)) is not None]
+            outputs[weight], inputs[weight] = _one_product(sides)
+            source[weight] = weight
+            first = uses[0].source.weight
+            if len(uses) == 1 and first in source and (first in biases) == joined:
+                source[weight] = first
+        inputs = {name: inputs[name] for name in source.values()}
+        squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
+        return Moments(outputs, inputs, source, biases, squares, self.seen)
 
 
-def _has_factors(block: Block) -> bool:
-    """Whether all uses are of one kind, in a single group."""
-    if isinstance(block, Rows) or not isinstance(block, Outer) or block.shape[0] != 1:
-        return False
-    return len({isinstance(left, OneHot) for left, _ in block.uses}) == 1
+def _one_product(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Σ_u G_u ⊗ A_u as one product of the same trace."""
+    if len(sides) == 1:
+        return sides[0]
+    if any(g.dim() == 1 for g, _ in sides):
+        sides = [(g if g.dim() == 1 else g.diagonal(), a) for g, a in sides]
+    lengths = [a.trace().clamp_min(torch.finfo(a.dtype).tiny) for _, a in sides]
+    g = torch.stack([g * length for (g, _), length in zip(sides, lengths, strict=True)])
+    energies = g.flatten(1).sum(1) if g.dim() == 2 else g.diagonal(dim1=1, dim2=2).sum(1)
+    shares = energies / energies.sum().clamp_min(torch.finfo(g.dtype).tiny)
+    a = [share * a / length for share, (_, a), length in zip(shares, sides, lengths, strict=True)]
+    return g.sum(0), torch.stack(a).sum(0)
+
+
+def _has_factors(layer: nn.Module) -> bool:
+    """Whether it is one matrix, and its forward pass does not change it."""
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None
+    return not isinstance(layer, Convolution) or layer.groups == 1

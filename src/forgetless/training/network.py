@@ -13,12 +13,22 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from forgetless.methods import Samples
-from forgetless.methods.view import FeatureOutputs
+from forgetless.methods.view import FeatureOutputs, MomentOutputs
 from forgetless.support.cuda_graphs import run_concurrently
 from forgetless.support.errors import ConfigError, DataError, first_line
 from forgetless.support.layout import Layout
-from forgetless.tangent import Batch, Known, TangentFeatures, features_of, layer_inputs
-from forgetless.tangent.evaluation import call_with, eval_mode, true_class
+from forgetless.tangent import (
+    Batch,
+    Known,
+    Moments,
+    TangentFeatures,
+    drawn_likelihood,
+    features_of,
+    kronecker_moments,
+    layer_inputs,
+    probed,
+)
+from forgetless.tangent.evaluation import Scalar, call_with, eval_mode, true_class
 from forgetless.training.fast import perceptron_of
 
 _CACHED = 1 << 24  # bytes of a CPU's cache
@@ -209,15 +219,50 @@ class Network:
     ) -> TangentFeatures:
         """φ of one seed: gradients of the true class's or all outputs, protected parameters."""
         if outputs == "all":
-            chosen = torch.ones(self.n_outputs, dtype=torch.bool)
-            if self.active is not None:
-                chosen = self.active[samples.tasks[seed].unique()].any(0)
+            competing = self._competing(samples, seed)
 
             def all_outputs(logits: Tensor) -> Tensor:
-                return logits[:, chosen.to(logits.device)]
+                return logits[:, competing]
 
             return self._per_sample(samples, seed, all_outputs)
         return self._per_sample(samples, seed, true_class, samples.labels[seed])
+
+    def moments(
+        self, samples: Samples, seed: int, outputs: MomentOutputs, random: Tensor
+    ) -> Moments:
+        """The Kronecker moments of one seed.
+
+        Arguments:
+            samples: the samples.
+            seed: the seed.
+            outputs: whose gradients, as `View.moments` says.
+            random: numbers in [0, 1): for "all" a row of outputs (n, C), for "fisher" (n, 1).
+        """
+        competing = self._competing(samples, seed)
+        scalars: dict[MomentOutputs, tuple[Scalar, Tensor]] = {
+            "class": (true_class, samples.labels[seed]),
+            "all": (
+                lambda logits, signs: probed(logits[:, competing], signs[:, competing]),
+                (random >= 0.5).to(self.theta) * 2 - 1,
+            ),
+            "fisher": (
+                lambda logits, uniform: drawn_likelihood(logits[:, competing], uniform[:, 0]),
+                random,
+            ),
+        }
+        scalar, target = scalars[outputs]
+        values = {n: v[seed] for n, v in self.values(self.theta).items()}
+        batch = Batch((samples.inputs[seed],), {}, (target,))
+        with eval_mode(self.module):
+            return kronecker_moments(
+                self.module, values, [batch], scalar, names=self.protected_names
+            )
+
+    def _competing(self, samples: Samples, seed: int) -> Tensor:
+        """The outputs that compete for samples of these tasks, (C,) of bool."""
+        if self.active is None:
+            return torch.ones(self.n_outputs, dtype=torch.bool, device=self.theta.device)
+        return self.active[samples.tasks[seed].unique()].any(0)
 
     def loss_features(self, samples: Samples, seed: int) -> TangentFeatures:
         """Gradients of each sample's loss in the protected parameters, for one seed."""

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from forgetless.data import Split
 from forgetless.methods import Samples
-from forgetless.methods.view import FeatureOutputs, LossFunction, seed_losses
+from forgetless.methods.view import FeatureOutputs, LossFunction, MomentOutputs, seed_losses
 from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Layout
-from forgetless.tangent import TangentFeatures
+from forgetless.tangent import Moments, TangentFeatures
 from forgetless.training.network import Network
 from forgetless.training.sampling import Sampler, batch_of, choose
 
@@ -110,6 +110,15 @@ class FitView:
     ) -> Sequence[TangentFeatures]:
         """φ of the samples' outputs, one operator a seed."""
         return [self.network.features(samples, s, outputs) for s in range(self.network.seeds)]
+
+    def moments(self, samples: Samples, outputs: MomentOutputs = "all") -> Moments:
+        """The Kronecker moments of the samples' gradients."""
+        seeds, n = range(self.network.seeds), len(samples)
+        each = {"all": self.network.n_outputs, "class": 0, "fisher": 1}[outputs]
+        random = self.random(n * each).view(len(seeds), n, each)
+        return Moments.of_seeds(
+            [self.network.moments(samples, s, outputs, random[s]) for s in seeds]
+        )
 
     def layer_inputs(self, samples: Samples) -> Mapping[str, Tensor]:
         """Weight of a layer → its inputs on samples, (S, N, d)."""

@@ -1,6 +1,6 @@
 """Protected scalars of a model's outputs, and the loss that methods follow."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
+from forgetless.methods.view import MomentOutputs
 from forgetless.support.errors import ConfigError, DataError, first_line, require
-from forgetless.tangent import evaluation
+from forgetless.tangent import drawn_likelihood, evaluation, probed
 
 # From the model's outputs and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
@@ -86,6 +87,45 @@ _OUTPUTS: dict[str, Output] = {
     "likelihood": _likelihood,
     "tokens": _likelihood_in_place,
 }
+
+
+def randomised(
+    output: Output, outputs: MomentOutputs, tried: Sequence[tuple[Any, Tensor | None]]
+) -> tuple[Output, list[tuple[int, ...]]]:
+    """One scalar per sample, whose moments stand for those of all outputs or the Fisher matrix.
+
+    Arguments:
+        output: the protected scalars.
+        outputs: "all" or "fisher"; the same for regression, and for a function of the user's.
+        tried: outputs and target of a few samples, for each shape.
+
+    Returns:
+        a function of the outputs, random numbers in [0, 1) and the target to (n,); and for each
+        shape how many of these numbers a sample needs.
+    """
+    likelihoods: dict[Output, Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]] = {
+        true_class_output: lambda logits, target: (logits, None),
+        _likelihood: lambda logits, tokens: (logits[:, :-1], tokens[:, 1:] != _IGNORED),
+        _likelihood_in_place: lambda logits, labels: (logits, labels != _IGNORED),
+    }
+    if outputs == "fisher" and output in likelihoods:
+        labelled = likelihoods[output]
+
+        def drawn(outputs: Any, uniform: Tensor, target: Tensor) -> Tensor:
+            logits, counted = labelled(logits_of(outputs), target)
+            return drawn_likelihood(logits, uniform, counted)
+
+        sizes = [labelled(logits_of(z), t)[0].shape[1:-1] for z, t in tried if t is not None]
+        return drawn, [tuple(size) for size in sizes]
+    scalars = all_outputs if output is true_class_output else output
+
+    def combined(outputs: Any, uniform: Tensor, *target: Tensor) -> Tensor:
+        found = scalars(outputs, *target)
+        found = found.unsqueeze(1) if found.dim() == 1 else found
+        return probed(found, (uniform >= 0.5).to(found) * 2 - 1)
+
+    counts = [scalars(*((z,) if t is None else (z, t))).shape[1:] for z, t in tried]
+    return combined, [tuple(count) or (1,) for count in counts]
 
 
 def label_count(output: Named | Output | None, targets: Iterable[Tensor | None]) -> int:

@@ -1,0 +1,307 @@
+"""The eigenbasis of a network's Kronecker moments, averaged over tasks."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Self, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from forgetless.support.errors import ConfigError, DataError
+from forgetless.tangent import Moments
+
+
+@final
+@dataclass(frozen=True)
+class Axis:
+    """The eigenvectors of one side of a layer, for each of S seeds.
+
+    Arguments:
+        vectors: the k strongest eigenvectors in columns, (S, d, k); k = 0 for the standard basis.
+        values: their eigenvalues, (S, k), strongest first; in the standard basis (S, d), unsorted.
+        rest: the mean of the eigenvalues that were cut away, (S,).
+    """
+
+    vectors: Tensor
+    values: Tensor
+    rest: Tensor
+
+    @classmethod
+    def of(cls, moment: Tensor, like: Tensor) -> Self:
+        """All eigenvectors of a moment (S, d, d), or the standard basis for a diagonal (S, d)."""
+        moment, rest = _finite(moment), like.new_zeros(len(moment))
+        if moment.dim() == 2:
+            return cls(like.new_zeros(*moment.shape, 0), moment.to(like), rest)
+        values, vectors = torch.linalg.eigh(moment)
+        return cls(vectors.flip(2).to(like), values.flip(1).clamp_min(0).to(like), rest)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether the basis is the standard one."""
+        return self.vectors.shape[2] == 0
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of all d eigenvalues, (S,)."""
+        d = self.vectors.shape[1]
+        return (self.values.sum(1) + self.rest * (d - self.values.shape[1])) / d
+
+    def moment(self) -> Tensor:
+        """Q diag(λ) Qᵀ + rest · (I − Q Qᵀ), or the diagonal, in float64."""
+        values, rest = self.values.double(), self.rest.double()
+        if self.is_standard:
+            return values
+        vectors = self.vectors.double()
+        found = (vectors * (values - rest.unsqueeze(1)).unsqueeze(1)) @ vectors.mT
+        found.diagonal(dim1=1, dim2=2).add_(rest.unsqueeze(1))
+        return found
+
+    def averaged(self, moment: Tensor, old: float, new: float) -> Self:
+        """The axis of old · (its moment) + new · (another moment)."""
+        if self.is_standard and moment.dim() == 3:  # the vectors were given up for a budget
+            moment = moment.diagonal(dim1=1, dim2=2).mean(1, keepdim=True).expand_as(self.values)
+        return type(self).of(old * self.moment() + new * moment, self.vectors)
+
+    def scaled(self, factor: float) -> Self:
+        """The axis of factor · (its moment)."""
+        return replace(self, values=factor * self.values, rest=factor * self.rest)
+
+    def energies(self, moment: Tensor) -> Tensor:
+        """q_iᵀ M q_i of another moment M for each of the k vectors, (S, k)."""
+        if self.is_standard:
+            return _diagonal(moment)
+        vectors = self.vectors.double()
+        return (vectors * (moment @ vectors)).sum(1)
+
+    def cut(self, count: int) -> Self:
+        """The strongest eigenvectors alone; of the standard basis, all."""
+        k, d = self.values.shape[1], self.vectors.shape[1]
+        if self.is_standard or count >= k:
+            return self
+        values = self.values[:, : max(1, count)].contiguous()
+        rest = (d * self.mean - values.sum(1)).clamp_min(0) / (d - values.shape[1])
+        return type(self)(self.vectors[:, :, : values.shape[1]].contiguous(), values, rest)
+
+    def without_vectors(self) -> Self:
+        """The standard basis, with the mean eigenvalue for every coordinate."""
+        values = self.mean.unsqueeze(1).expand(-1, self.vectors.shape[1])
+        return type(self)(self.vectors[:, :, :0], values.contiguous(), 0 * self.rest)
+
+
+@final
+@dataclass(frozen=True)
+class Eigenbasis:
+    """Eigenvectors u_i ⊗ v_j and energies γ_i α_j of each weight's moments G ⊗ A, for S seeds.
+
+    G and A are means over the tasks, so that r² + c² numbers for a weight (r, c) suffice for any
+    number of tasks. Layers with the same inputs share A.
+
+    Arguments:
+        outputs: weight → U and γ.
+        inputs: weight → V and α; with a bias c counts it as a last input.
+        source: weight → the weight whose inputs it has.
+        biases: weight → its bias.
+        squares: every other parameter → the mean of its squared gradient, (S, *shape).
+    """
+
+    outputs: Mapping[str, Axis]
+    inputs: Mapping[str, Axis]
+    source: Mapping[str, str]
+    biases: Mapping[str, str]
+    squares: Mapping[str, Tensor]
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Of no parameter."""
+        return cls({}, {}, {}, {}, {})
+
+    def sides(self, weight: str) -> tuple[Axis, Axis]:
+        """Its outputs' side and its inputs' side."""
+        return self.outputs[weight], self.inputs[self.source[weight]]
+
+    def tensors(self) -> list[Tensor]:
+        """All that is stored."""
+        axes = (*self.outputs.values(), *self.inputs.values())
+        return [t for axis in axes for t in vars(axis).values()] + [*self.squares.values()]
+
+    def averaged(self, moments: Moments, tasks: int, like: Tensor) -> Self:
+        """With the moments of one more task, after so many.
+
+        Arguments:
+            moments: with a leading dimension of S seeds.
+            tasks: those that are in it already.
+            like: an empty tensor of the dtype and device to store with.
+        """
+        old, new = tasks / (tasks + 1), 1 / (tasks + 1)
+        self._check(moments)
+        source, inputs = dict(self.source), dict(self.inputs)
+        for weight in moments.outputs:
+            first = moments.source[weight]
+            source.setdefault(weight, source.get(first, first))
+            name, moment = source[weight], moments.inputs[first]
+            if name not in self.inputs:
+                inputs[name] = Axis.of(moment, like)
+            elif inputs[name] is self.inputs[name]:  # not yet averaged for another weight
+                inputs[name] = inputs[name].averaged(moment, old, new)
+        # A layer that the task does not use has no energy in it.
+        outputs = {name: axis.scaled(old) for name, axis in self.outputs.items()}
+        for name, moment in moments.outputs.items():
+            mean = new / moments.samples * moment
+            known = self.outputs.get(name)
+            outputs[name] = Axis.of(mean, like) if known is None else known.averaged(mean, old, 1.0)
+        squares = {name: old * square.double() for name, square in self.squares.items()}
+        for name, square in moments.squares.items():
+            mean = new / moments.samples * _finite(square)
+            squares[name] = squares[name] + mean if name in squares else mean
+        biases = {**self.biases, **moments.biases}
+        covered = {*outputs, *biases.values()}
+        return type(self)(
+            outputs,
+            {name: inputs[name] for name in source.values()},
+            source,
+            biases,
+            {name: square.to(like) for name, square in squares.items() if name not in covered},
+        )
+
+    def _check(self, moments: Moments) -> None:
+        """Reject moments of a network that works in another way than before.
+
+        Of a layer that was not used, or now is not, there are zeros in place of a product.
+        """
+        mine, theirs = self.biases.get, moments.biases.get
+        changed = [w for w in self.outputs if w in moments.outputs and mine(w) != theirs(w)]
+        changed += [n for n, s in self.squares.items() if n in moments.outputs and bool(s.any())]
+        changed += [n for n, s in moments.squares.items() if n in self.outputs and bool(s.any())]
+        if changed:
+            raise ConfigError(
+                f"the model uses {changed[0]} in another way than in earlier tasks, so that their "
+                "moments have no mean: leave it out with exclude=, or use PCAOGD"
+            )
+
+    def strong(self, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """The energy in coordinates with at least a threshold (S,), and their number: (S,) each."""
+        energy = torch.zeros_like(threshold, dtype=torch.float64)
+        count = torch.zeros_like(threshold, dtype=torch.long)
+        for weight in self.outputs:
+            gamma, alpha = (axis.values.double() for axis in self.sides(weight))
+            sums = pad(alpha.cumsum(1), (1, 0))
+            # α falls, so −α rises: how many of it are at most −threshold / γ.
+            least = (threshold.double().unsqueeze(1) / gamma).nan_to_num(torch.inf)
+            many = torch.searchsorted(-alpha, -least, right=True)
+            energy += (gamma * sums.gather(1, many)).sum(1)
+            count += many.sum(1)
+        for square in self.squares.values():
+            above = (square >= as_leading(threshold, square)).flatten(1)
+            energy += (square.double().flatten(1) * above).sum(1)
+            count += above.sum(1)
+        return energy, count
+
+    def strongest(self) -> Tensor:
+        """The largest energy, (S,) in float64; zero if there is none."""
+        sides = [self.sides(weight) for weight in self.outputs]
+        found = [outputs.values.amax(1) * inputs.values.amax(1) for outputs, inputs in sides]
+        found += [square.flatten(1).amax(1) for square in self.squares.values()]
+        return torch.stack(found).amax(0).double()
+
+    def masks(self, threshold: Tensor) -> dict[str, Tensor]:
+        """Weight → which coordinates have at least a threshold, (S, rows, columns) of bool.
+
+        Up to the last row and column with any; weights without any are missing.
+        """
+        found = {}
+        for weight in self.outputs:
+            outputs, inputs = self.sides(weight)
+            energies = outputs.values.unsqueeze(2) * inputs.values.unsqueeze(1)
+            mask = energies >= as_leading(threshold, energies)
+            # Energies fall along both sides, but for the standard basis.
+            rows = mask.shape[1] if outputs.is_standard else int(mask.any(2).sum(1).max())
+            columns = int(mask.any(1).sum(1).max())
+            if columns:
+                found[weight] = mask[:, :rows, :columns].contiguous()
+        return found
+
+    def protected_part(self, weight: str, step: Tensor, mask: Tensor) -> Tensor:
+        """U [(Uᵀ ΔW V) ∘ M] Vᵀ of a step (S, r, c)."""
+        outputs, inputs = self.sides(weight)
+        v = inputs.vectors[:, :, : mask.shape[2]]
+        if outputs.is_standard:
+            return ((step @ v) * mask) @ v.mT
+        u = outputs.vectors[:, :, : mask.shape[1]]
+        return u @ ((u.mT @ step @ v) * mask) @ v.mT
+
+    def energy_of(self, moments: Moments, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Other moments' energy in the strong coordinates, and in all: (S,) each.
+
+        In a coordinate it is (u_iᵀ G u_i) (v_jᵀ A v_j).
+        """
+        masks = self.masks(threshold)
+        energy = torch.zeros_like(threshold, dtype=torch.float64)
+        total = torch.zeros_like(energy)
+        for weight, g in moments.outputs.items():
+            a = moments.inputs[moments.source[weight]]
+            total += _diagonal(g).sum(1) * _diagonal(a).sum(1)
+            if weight in masks:
+                mask = masks[weight].double()
+                outputs, inputs = self.sides(weight)
+                rows = outputs.energies(g)[:, : mask.shape[1]]
+                columns = inputs.energies(a)[:, : mask.shape[2]]
+                energy += (rows.unsqueeze(1) @ mask @ columns.unsqueeze(2)).flatten()
+        for name, square in moments.squares.items():
+            total += square.flatten(1).sum(1)
+            if name in self.squares:
+                above = self.squares[name] >= as_leading(threshold, square)
+                energy += (square * above).flatten(1).sum(1)
+        return energy, total
+
+    def cut(self, masks: Mapping[str, Tensor]) -> Self:
+        """Without the eigenvectors that these masks do not need."""
+        columns: dict[str, int] = {}
+        for name, mask in masks.items():
+            first = self.source[name]
+            columns[first] = max(columns.get(first, 0), mask.shape[2])
+        rows = {name: mask.shape[1] for name, mask in masks.items()}
+        return replace(
+            self,
+            outputs={name: axis.cut(rows.get(name, 0)) for name, axis in self.outputs.items()},
+            inputs={name: axis.cut(columns.get(name, 0)) for name, axis in self.inputs.items()},
+        )
+
+    def one_sided(self) -> Self:
+        """With every output of a layer alike: coordinates are those of its inputs."""
+        outputs = {name: axis.without_vectors() for name, axis in self.outputs.items()}
+        return replace(self, outputs=outputs)
+
+    def restricted(self, moving: Collection[str]) -> Self:
+        """The moments of some parameters alone, where a bias may move without its weight."""
+        like = next(iter(self.tensors())).new_empty(0)
+        outputs = {name: axis for name, axis in self.outputs.items() if name in moving}
+        biases = {w: b for w, b in self.biases.items() if w in outputs and b in moving}
+        source = {name: self.source[name] for name in outputs}
+        inputs = dict(self.inputs)
+        squares = {name: square for name, square in self.squares.items() if name in moving}
+        for weight, bias in self.biases.items():
+            moment = self.inputs[self.source[weight]].moment()
+            if weight in moving and bias not in moving:
+                inputs[weight], source[weight] = Axis.of(moment[:, :-1, :-1], like), weight
+            elif bias in moving and weight not in moving:
+                square = _diagonal(self.outputs[weight].moment()) * moment[:, -1, -1:]
+                squares[bias] = square.to(like)
+        inputs = {name: inputs[name] for name in source.values()}
+        return type(self)(outputs, inputs, source, biases, squares)
+
+
+def as_leading(values: Tensor, tensor: Tensor) -> Tensor:
+    """Values (S,) as (S, 1, …), to compare with a tensor (S, …)."""
+    return values.view(-1, *(1 for _ in tensor.shape[1:]))
+
+
+def _diagonal(moment: Tensor) -> Tensor:
+    """Of (S, d, d), or itself if it is one (S, d)."""
+    return moment if moment.dim() == 2 else moment.diagonal(dim1=1, dim2=2)
+
+
+def _finite(moment: Tensor) -> Tensor:
+    if not bool(moment.isfinite().all()):
+        raise DataError("the gradients of samples to protect are NaN or infinite")
+    return moment

@@ -1,0 +1,257 @@
+"""Directions chosen among the coordinates of each layer's Kronecker eigenbasis."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from forgetless.subspace.base import Directions, Record
+from forgetless.subspace.eigenbasis import Axis, Eigenbasis, as_leading
+from forgetless.subspace.storage import Storage
+from forgetless.support.errors import ConfigError
+from forgetless.support.layout import Layout
+from forgetless.support.options import format_bytes
+from forgetless.tangent import Moments
+
+_NAMES = "names"  # the entry with the names of parameters, JSON as bytes
+# The threshold is found among energies down to this share of the largest, in so many halvings.
+_RANGE, _HALVINGS = 1e-24, 60
+_TIES = 1e-5  # energies that differ by less are equal up to rounding
+_TINY = 1e-300
+
+
+@final
+@dataclass(frozen=True)
+class KroneckerSubspace(Directions):
+    """The strongest coordinates u_i v_jᵀ of each layer's steps, for each of S seeds.
+
+    K-FAC's moments of a weight's gradients, G ⊗ A, have the eigenvectors u_i ⊗ v_j with energies
+    γ_i α_j. Protected are those with an energy of at least a threshold, one for all layers:
+
+        ΔW ← ΔW − U [(Uᵀ ΔW V) ∘ M] Vᵀ,    M_ij = [γ_i α_j ≥ threshold]
+
+    Parameters without such a product are protected number by number.
+
+    Arguments:
+        layout: the protected parameters.
+        basis: the eigenvectors and energies, of all tasks together.
+        threshold: the least energy that is protected, (S,).
+        record: what each task added.
+        storage: its `max_rank` limits the coordinates.
+    """
+
+    layout: Layout
+    basis: Eigenbasis
+    threshold: Tensor
+    record: Record
+    storage: Storage = field(default_factory=Storage)
+
+    @classmethod
+    def empty(cls, layout: Layout, theta: Tensor, storage: Storage) -> Self:
+        """Nothing protected yet."""
+        if replace(storage, max_rank=None, ranks=None) != Storage():
+            raise ConfigError(
+                f"storage must be 'dense' for a Kronecker eigenbasis, not {storage}: it has no "
+                "rows as long as the model; a budget makes it smaller"
+            )
+        nothing = theta.new_full((len(theta),), torch.inf)
+        return cls(layout, Eigenbasis.empty(), nothing, Record.empty(len(theta)), storage)
+
+    @property
+    def rank(self) -> int:
+        """K, the protected coordinates of the seed that has most."""
+        return int(self.basis.strong(self.threshold)[1].max())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(tensor.nbytes for tensor in self.basis.tensors())
+
+    def bytes_by_parameter(self, columns: Mapping[str, slice]) -> dict[str, int]:
+        """Parameter → bytes for the first seed; a shared V counts for the first weight."""
+        found = dict.fromkeys(columns, 0)
+        for axes in (self.basis.outputs, self.basis.inputs):
+            for name, axis in axes.items():
+                found[name] += sum(tensor[0].nbytes for tensor in vars(axis).values())
+        for name, square in self.basis.squares.items():
+            found[name] += square[0].nbytes
+        return {name: size for name, size in found.items() if size}
+
+    def __str__(self) -> str:
+        return "Kronecker eigenbasis"
+
+    @cached_property
+    def _masks(self) -> dict[str, Tensor]:
+        """M of each weight with protected coordinates."""
+        return self.basis.masks(self.threshold)
+
+    def project_out(self, g: Tensor) -> Tensor:
+        """g without its protected coordinates, (S, p) → (S, p)."""
+        parts = self.layout.split(g)
+        for weight, mask in self._masks.items():
+            step, bias = parts[weight].flatten(2), self.basis.biases.get(weight)
+            if bias is not None:
+                step = torch.cat([step, parts[bias].unsqueeze(2)], 2)
+            step = step - self.basis.protected_part(weight, step, mask)
+            if bias is not None:
+                parts[bias], step = step[..., -1], step[..., :-1]
+            parts[weight] = step.reshape(parts[weight].shape)
+        for name, square in self.basis.squares.items():
+            parts[name] = parts[name] * (square < as_leading(self.threshold, square))
+        return self.layout.join(parts)
+
+    def add(self, moments: Moments, share: float) -> Self:
+        """With a task's moments, and the coordinates chosen again.
+
+        Arguments:
+            moments: of the task, with a leading dimension of S seeds.
+            share: the share of all tasks' energy that is protected at most.
+        """
+        like = self.threshold.new_empty(0)
+        basis = self.basis.averaged(moments, self.record.tasks, like)
+        chosen = replace(self, basis=basis).protecting(share)
+        if self.storage.max_rank is not None:
+            chosen = chosen.limited(self.storage.max_rank)
+        counts = [one.basis.strong(one.threshold)[1].tolist() for one in (chosen, self)]
+        ranks = [max(0, now - then) for now, then in zip(*counts, strict=True)]
+        protected, total = basis.energy_of(moments, chosen.threshold)
+        shares = (protected / total.clamp_min(_TINY)).tolist()
+        return replace(chosen, record=self.record.with_task(ranks, shares))
+
+    def kept_share(self) -> float:
+        """The share of the energy of all tasks that is protected."""
+        total = self._energy(torch.zeros_like(self.threshold))
+        return float((self._energy(self.threshold) / total.clamp_min(_TINY)).mean())
+
+    def _energy(self, threshold: Tensor) -> Tensor:
+        return self.basis.strong(threshold)[0]
+
+    def protecting(self, share: float) -> Self:
+        """With the strongest coordinates protected that hold at most a share of the energy."""
+        most = share * self._energy(torch.zeros_like(self.threshold))
+        return self._at(self._least(lambda threshold: self._energy(threshold) <= most))
+
+    def limited(self, limit: int) -> Self:
+        """At most `limit` coordinates, the strongest ones; later tasks may add more."""
+        least = self._least(lambda threshold: self.basis.strong(threshold)[1] <= limit)
+        return self._at(torch.maximum(self.threshold.double(), least))
+
+    def _at(self, threshold: Tensor) -> Self:
+        return replace(self, threshold=threshold.to(self.threshold))
+
+    def _least(self, fits: Callable[[Tensor], Tensor]) -> Tensor:
+        """The least threshold (S,) that fits, if all larger ones do.
+
+        By halving the interval of its logarithm: to sort the energies would take a number for
+        every weight.
+        """
+        top = self.basis.strongest().clamp_min(_TINY)
+        low, high = (top * _RANGE).log(), (2 * top).log()
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            good = fits(middle.exp())
+            low, high = torch.where(good, low, middle), torch.where(good, middle, high)
+        # Of those that are equal up to rounding, all are protected or none.
+        return high.exp() * (1 + _TIES)
+
+    def within(self, budget: int) -> tuple[Self, str | None]:
+        """In at most `budget` bytes, and what was given up for it, in words.
+
+        Either the weakest coordinates are given up, and with them the eigenvectors that no other
+        coordinate needs; or the outputs' side is, so that the strongest inputs v_j are protected
+        for all outputs alike. What protects more of the energy is taken.
+        """
+        if self.nbytes <= budget:
+            return self, None
+        share = self.kept_share()
+        one_sided = replace(self, basis=self.basis.one_sided()).protecting(share)
+        ways = {
+            "only the strongest coordinates": self._trimmed(budget),
+            "only the strongest inputs, for all outputs of a layer": one_sided._trimmed(budget),
+        }
+        fitting = {how: small for how, small in ways.items() if small.nbytes <= budget}
+        if not fitting:
+            least = format_bytes(min(small.nbytes for small in ways.values()))
+            raise ConfigError(
+                f"budget must be at least {least} for a Kronecker eigenbasis of this model, not "
+                f"{format_bytes(budget)}"
+            )
+        how, best = max(fitting.items(), key=lambda way: way[1].kept_share())
+        return best, (
+            f"{how}: {format_bytes(self.nbytes)} asked for, {format_bytes(budget)} given; "
+            f"{share:.1%} of the energy was protected, {best.kept_share():.1%} is now"
+        )
+
+    def _trimmed(self, budget: int) -> Self:
+        """With so few coordinates that their eigenvectors fit, if that is possible."""
+        share = self.kept_share()
+        low, high, best = 0.0, 1.0, self.protecting(0.0)._cut()
+        for _ in range(_HALVINGS // 3):
+            middle = (low + high) / 2
+            fewer = self.protecting(middle * share)._cut()
+            if fewer.nbytes <= budget:
+                low, best = middle, fewer
+            else:
+                high = middle
+        return best
+
+    def _cut(self) -> Self:
+        """Without the eigenvectors that no protected coordinate needs."""
+        return replace(self, basis=self.basis.cut(self._masks))
+
+    def restricted(self, columns: Sequence[slice]) -> Self:
+        """The projection of vectors that are zero outside these columns, and stay so."""
+        moving = {name for name, some in self.layout.columns.items() if some in columns}
+        return replace(self, basis=self.basis.restricted(moving))
+
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """Everything stored for a seed."""
+        structure = {
+            "layout": self.layout.shapes,
+            "source": dict(self.basis.source),
+            "biases": dict(self.basis.biases),
+        }
+        text = bytearray(json.dumps(structure).encode())
+        found = {_NAMES: torch.frombuffer(text, dtype=torch.uint8).clone()}
+        for side in _SIDES:
+            for name, axis in getattr(self.basis, side).items():
+                found |= {f"{side}/{name}/{part}": t[seed] for part, t in vars(axis).items()}
+        found |= {f"squares/{name}": square[seed] for name, square in self.basis.squares.items()}
+        return found | {"threshold": self.threshold[seed]} | self.record.tensors(seed)
+
+    @classmethod
+    def restore(
+        cls, of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
+    ) -> Self:
+        """From the `tensors` of each seed, for weights theta (S, p)."""
+        structure = json.loads(bytes(of_seeds[0][_NAMES].cpu().tolist()))
+        layout = Layout({name: tuple(shape) for name, shape in structure["layout"].items()})
+        if layout.size != theta.shape[1]:
+            raise ConfigError(f"the eigenbasis is of {layout.size} weights, not {theta.shape[1]}")
+        found: dict[str, dict[str, Any]] = {"squares": {}, **{side: {} for side in _SIDES}}
+        for key in of_seeds[0]:
+            kind, _, rest = key.partition("/")
+            if kind in found:
+                stacked = torch.stack([of[key] for of in of_seeds]).to(theta)
+                name, _, part = rest.rpartition("/")
+                if kind == "squares":
+                    found[kind][rest] = stacked
+                else:
+                    found[kind].setdefault(name, {})[part] = stacked
+        axes = {side: {n: Axis(**parts) for n, parts in found[side].items()} for side in _SIDES}
+        basis = Eigenbasis(
+            axes["outputs"],
+            axes["inputs"],
+            structure["source"],
+            structure["biases"],
+            found["squares"],
+        )
+        threshold = torch.stack([of["threshold"] for of in of_seeds]).to(theta)
+        return cls(layout, basis, threshold, Record.restore(of_seeds), storage)
+
+
+_SIDES = ("outputs", "inputs")
