@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from forgetless import tangent_features
-from forgetless.tangent import ParameterSlice, sliced_features
+from forgetless.support.layout import ParameterSlice
+from forgetless.tangent import sliced_features
 
 
 class Tokens(nn.Module):

@@ -56,7 +56,8 @@ def as_asked(
     made_rows = budget is not None and snapshot.storage.kind == "dense"
     if asked is not None and asked.kind == "factored" and made_rows:
         asked = None  # an earlier budget made factored samples rows
-    storage = replace(asked or snapshot.storage, ranks=snapshot.storage.ranks)
+    now = snapshot.storage
+    storage = replace(asked or now, ranks=now.ranks, layout=now.layout)
     storage = storage if max_rank is None else replace(storage, max_rank=max_rank)
     if not snapshot.tasks:
         return replace(snapshot, state=empty(storage), storage=storage)

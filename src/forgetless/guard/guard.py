@@ -116,11 +116,14 @@ class Guard:
         for argument, value in {"loss": loss, "unpack": unpack}.items():
             fits = value is None or callable(value)
             require(fits, argument, value, "a function or None")
-        self._model = GuardedModel(module, self._parameters, output, Loss(loss, output))
+        self._model = GuardedModel(module, self._parameters, output, Loss(loss, output), self.ranks)
         self._unpack = unpack
         self._budget = None if budget is None else parse_bytes(budget)
         self._column_ranks = self.ranks if sharded else None
-        self._storage = replace(_storage_of(storage, max_rank), ranks=self._column_ranks)
+        layout = self._parameters.layout if sharded else None
+        self._storage = replace(
+            _storage_of(storage, max_rank), ranks=self._column_ranks, layout=layout
+        )
         self._asked = None if storage is None else self._storage
         whole(0).check("seed", seed)
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]

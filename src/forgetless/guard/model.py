@@ -25,6 +25,7 @@ from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.distributed.sharding import gathered_copy
 from forgetless.guard.parameters import Parameters
 from forgetless.methods.view import FeatureOutputs, MomentOutputs
+from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, DataError, first_line
 from forgetless.tangent import (
     Batch,
@@ -52,12 +53,14 @@ class GuardedModel:
         parameters: the protected parameters.
         output: the protected scalars of a sample's outputs.
         loss: the loss that methods follow.
+        ranks: the processes that train it together; None if this one is alone.
     """
 
     module: nn.Module
     parameters: Parameters
     output: Named | Output | None
     loss: Loss
+    ranks: Ranks | None = None
 
     def gathered(self) -> Self:
         """The same with all weights on this process if they are sharded, as gradients need."""
@@ -101,7 +104,7 @@ class GuardedModel:
         """The Kronecker moments at the present weights and in eval mode.
 
         Arguments:
-            samples: the samples.
+            samples: the samples; each of several processes takes some of them.
             outputs: whose gradients, as `View.moments` says.
             random: from a count to so many numbers in [0, 1).
         """
@@ -117,8 +120,15 @@ class GuardedModel:
                     replace(batch, targets=(random(prod(size)).view(size), *batch.targets))
                     for batch, size in zip(batches, sizes, strict=True)
                 ]
+            ranks = self.ranks
+            if ranks is not None and len(samples) >= ranks.size:
+                batches = [*_share(batches, ranks.rank, ranks.size)]
+            else:
+                ranks = None  # too few for all: each takes all of them
             names = self.parameters.names
-            return kronecker_moments(self.module, self.values(), batches, protected, names=names)
+            return kronecker_moments(
+                self.module, self.values(), batches, protected, names=names, ranks=ranks
+            )
 
     def loss_features(self, samples: StoredSamples) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""
@@ -247,6 +257,15 @@ class GuardedModel:
         """The samples on the model's device and in the precision of its gradients."""
         device = self.parameters.device
         return part.mapped(lambda t: _at_least_float32(t.to(device)))
+
+
+def _share(batches: Sequence[Batch], rank: int, ranks: int) -> Iterator[Batch]:
+    """Every so many-th sample, for one of the processes."""
+    start = rank
+    for batch in batches:
+        if start < len(batch):
+            yield batch.select(slice(start, None, ranks))
+        start = (start - len(batch)) % ranks
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ class Parameters:
         require_one_precision(self.tensors)
         self.shapes = {name: tuple(own[name].shape) for name in names}
         self.slices = local_slices({name: own[name] for name in names})
-        self.layout = Layout({name: tuple(local(own[name]).shape) for name in names})
+        here = {name: tuple(local(own[name]).shape) for name in names}
+        self.layout = Layout(here, self.slices or {})
         self.columns = list(self.layout.columns.values())
         self.size = self.layout.size
         self._flats: dict[str, Flat] = {}

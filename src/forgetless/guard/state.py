@@ -22,7 +22,7 @@ from forgetless.methods.state import STRUCTURE, check_state, restored_state, sta
 from forgetless.subspace import Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, first_line
-from forgetless.tangent import ParameterSlice
+from forgetless.support.layout import ParameterSlice
 
 _FORMAT = 1
 _GENERATORS = 2  # of a guard: one for samples to store, one for memory batches
@@ -100,7 +100,8 @@ def from_dict(
             raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
         memory = {n.removeprefix(_MEMORY): t for n, t in tensors.items() if n.startswith(_MEMORY)}
         _check_memory(memory, header, parameters)
-        storage = replace(Storage.from_description(header["storage"]), ranks=ranks)
+        layout = None if ranks is None else parameters.layout
+        storage = replace(Storage.from_description(header["storage"]), ranks=ranks, layout=layout)
         device = storage.device or parameters.device
         memory = {n: t.detach().to(device, copy=True) for n, t in memory.items()}
         state = restored_state([memory], method, parameters.read(), storage, StoredSamples.restore)

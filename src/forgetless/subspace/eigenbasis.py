@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.layout import Layout
 from forgetless.tangent import Moments
 
 
@@ -42,10 +43,10 @@ class Axis:
         return self.vectors.shape[2] == 0
 
     @property
-    def mean(self) -> Tensor:
-        """The mean of all d eigenvalues, (S,)."""
-        d = self.vectors.shape[1]
-        return (self.values.sum(1) + self.rest * (d - self.values.shape[1])) / d
+    def trace(self) -> Tensor:
+        """The sum of all d eigenvalues, (S,), in float64."""
+        cut = self.vectors.shape[1] - self.values.shape[1]
+        return self.values.double().sum(1) + self.rest.double() * cut
 
     def moment(self) -> Tensor:
         """Q diag(λ) Qᵀ + rest · (I − Q Qᵀ), or the diagonal, in float64."""
@@ -80,12 +81,14 @@ class Axis:
         if self.is_standard or count >= k:
             return self
         values = self.values[:, : max(1, count)].contiguous()
-        rest = (d * self.mean - values.sum(1)).clamp_min(0) / (d - values.shape[1])
-        return type(self)(self.vectors[:, :, : values.shape[1]].contiguous(), values, rest)
+        rest = (self.trace - values.double().sum(1)).clamp_min(0) / (d - values.shape[1])
+        vectors = self.vectors[:, :, : values.shape[1]].contiguous()
+        return type(self)(vectors, values, rest.to(values))
 
     def without_vectors(self) -> Self:
         """The standard basis, with the mean eigenvalue for every coordinate."""
-        values = self.mean.unsqueeze(1).expand(-1, self.vectors.shape[1])
+        d = self.vectors.shape[1]
+        values = (self.trace / d).to(self.values).unsqueeze(1).expand(-1, d)
         return type(self)(self.vectors[:, :, :0], values.contiguous(), 0 * self.rest)
 
 
@@ -179,8 +182,14 @@ class Eigenbasis:
                 "moments have no mean: leave it out with exclude=, or use PCAOGD"
             )
 
+    def total(self) -> Tensor:
+        """The energy in all coordinates, (S,) in float64; also those without eigenvectors."""
+        found = [g.trace * a.trace for g, a in map(self.sides, self.outputs)]
+        found += [square.double().flatten(1).sum(1) for square in self.squares.values()]
+        return torch.stack(found).sum(0)
+
     def strong(self, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """The energy in coordinates with at least a threshold (S,), and their number: (S,) each."""
+        """The energy in coordinates of at least a threshold (S,), and their number: (S,) each."""
         energy = torch.zeros_like(threshold, dtype=torch.float64)
         count = torch.zeros_like(threshold, dtype=torch.long)
         for weight in self.outputs:
@@ -220,15 +229,6 @@ class Eigenbasis:
             if columns:
                 found[weight] = mask[:, :rows, :columns].contiguous()
         return found
-
-    def protected_part(self, weight: str, step: Tensor, mask: Tensor) -> Tensor:
-        """U [(Uᵀ ΔW V) ∘ M] Vᵀ of a step (S, r, c)."""
-        outputs, inputs = self.sides(weight)
-        v = inputs.vectors[:, :, : mask.shape[2]]
-        if outputs.is_standard:
-            return ((step @ v) * mask) @ v.mT
-        u = outputs.vectors[:, :, : mask.shape[1]]
-        return u @ ((u.mT @ step @ v) * mask) @ v.mT
 
     def energy_of(self, moments: Moments, threshold: Tensor) -> tuple[Tensor, Tensor]:
         """Other moments' energy in the strong coordinates, and in all: (S,) each.
@@ -289,6 +289,82 @@ class Eigenbasis:
                 squares[bias] = square.to(like)
         inputs = {name: inputs[name] for name in source.values()}
         return type(self)(outputs, inputs, source, biases, squares)
+
+
+@final
+@dataclass(frozen=True)
+class Frame:
+    """The protected coordinates of one weight's steps, X = Uᵀ [ΔW b] V, of which M stay out.
+
+    Of a weight that is spread over processes each has some rows of U or V, and a part of X.
+
+    Arguments:
+        weight, bias: their names; no bias is "".
+        u: eigenvectors at the rows that are here, (S, r, k); None for the standard basis.
+        v: those at the columns that are here, (S, c, l).
+        bias_u: as `u`, at the bias's rows.
+        bias_v: V at the bias, (S, 1, l).
+        mask: M, (S, k, l).
+        is_partial: whether X is the sum of what the processes have.
+    """
+
+    weight: str
+    bias: str
+    u: Tensor | None
+    v: Tensor
+    bias_u: Tensor | None
+    bias_v: Tensor
+    mask: Tensor
+    is_partial: bool
+
+    @classmethod
+    def of(cls, basis: Eigenbasis, weight: str, mask: Tensor, layout: Layout) -> Self:
+        """The frame of a weight, with these coordinates protected."""
+        outputs, inputs = basis.sides(weight)
+        bias = basis.biases.get(weight, "")
+        part, bias_part = layout.slices.get(weight), layout.slices.get(bias)
+        v = inputs.vectors[:, :, : mask.shape[2]]
+        bias_v = v[:, -1:] if bias else v[:, :0]
+        v = v[:, :-1] if bias else v
+        u = None if outputs.is_standard else outputs.vectors[:, :, : mask.shape[1]]
+        bias_u = u if bias else None
+        if part is not None:
+            if u is None and part.dim > 0:
+                raise ConfigError(
+                    f"{weight} is cut along dimension {part.dim}, and a Kronecker eigenbasis needs "
+                    "embeddings and very wide layers to be cut along the first"
+                )
+            if u is None:
+                mask = mask[:, part.start : part.stop]
+            elif part.dim == 0:
+                u = u[:, part.start : part.stop]
+            else:
+                index = torch.arange(v.shape[1]).view(1, -1)
+                of_row = replace(part, shape=(1, *part.shape[1:]))
+                v = v[:, of_row.of(index).flatten()]
+        if bias_u is not None and bias_part is not None:
+            bias_u = bias_u[:, bias_part.start : bias_part.stop]
+        is_partial = part is not None and u is not None
+        return cls(weight, bias, u, v, bias_u, bias_v, mask, is_partial)
+
+    def coordinates(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """X, of the parts of a step, (S, k, l)."""
+        step = parts[self.weight].flatten(2)
+        x = step @ self.v if self.u is None else self.u.mT @ step @ self.v
+        if self.bias:
+            b = parts[self.bias].unsqueeze(2)
+            x += (b if self.bias_u is None else self.bias_u.mT @ b) @ self.bias_v
+        return x
+
+    def take_out(self, x: Tensor, parts: dict[str, Tensor]) -> None:
+        """Replace the weight's and the bias's parts of a step by those without U (X ∘ M) Vᵀ."""
+        x = x * self.mask
+        step, bias = parts[self.weight], parts.get(self.bias)
+        rows = x if self.u is None else self.u @ x
+        parts[self.weight] = step - (rows @ self.v.mT).view_as(step)
+        if bias is not None:
+            rows = x if self.bias_u is None else self.bias_u @ x
+            parts[self.bias] = bias - (rows @ self.bias_v.mT).squeeze(2)
 
 
 def as_leading(values: Tensor, tensor: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from forgetless.subspace.base import Directions, Record
-from forgetless.subspace.eigenbasis import Axis, Eigenbasis, as_leading
+from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
 from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Layout
@@ -49,11 +49,12 @@ class KroneckerSubspace(Directions):
     threshold: Tensor
     record: Record
     storage: Storage = field(default_factory=Storage)
+    over_ranks: ClassVar[bool] = True
 
     @classmethod
     def empty(cls, layout: Layout, theta: Tensor, storage: Storage) -> Self:
         """Nothing protected yet."""
-        if replace(storage, max_rank=None, ranks=None) != Storage():
+        if replace(storage, max_rank=None, ranks=None, layout=None) != Storage():
             raise ConfigError(
                 f"storage must be 'dense' for a Kronecker eigenbasis, not {storage}: it has no "
                 "rows as long as the model; a budget makes it smaller"
@@ -89,20 +90,48 @@ class KroneckerSubspace(Directions):
         """M of each weight with protected coordinates."""
         return self.basis.masks(self.threshold)
 
+    @cached_property
+    def _frames(self) -> list[Frame]:
+        """The protected coordinates of each weight, for the columns that are here."""
+        return [
+            Frame.of(self.basis, weight, mask, self.layout) for weight, mask in self._masks.items()
+        ]
+
+    @cached_property
+    def _free(self) -> dict[str, Tensor]:
+        """Parameter without a product → which of its numbers may move, (S, *shape here)."""
+        free = {}
+        for name, square in self.basis.squares.items():
+            part = self.layout.slices.get(name)
+            here = (
+                square
+                if part is None
+                else part.of(square.flatten(1)).view(len(square), *part.shape_here)
+            )
+            free[name] = here < as_leading(self.threshold, here)
+        return free
+
     def project_out(self, g: Tensor) -> Tensor:
         """g without its protected coordinates, (S, p) → (S, p)."""
         parts = self.layout.split(g)
-        for weight, mask in self._masks.items():
-            step, bias = parts[weight].flatten(2), self.basis.biases.get(weight)
-            if bias is not None:
-                step = torch.cat([step, parts[bias].unsqueeze(2)], 2)
-            step = step - self.basis.protected_part(weight, step, mask)
-            if bias is not None:
-                parts[bias], step = step[..., -1], step[..., :-1]
-            parts[weight] = step.reshape(parts[weight].shape)
-        for name, square in self.basis.squares.items():
-            parts[name] = parts[name] * (square < as_leading(self.threshold, square))
+        inside = [frame.coordinates(parts) for frame in self._frames]
+        for frame, found in zip(self._frames, self._summed(inside), strict=True):
+            frame.take_out(found, parts)
+        for name, free in self._free.items():
+            parts[name] = parts[name] * free
         return self.layout.join(parts)
+
+    def _summed(self, inside: list[Tensor]) -> list[Tensor]:
+        """Coordinates of which each process has a part, by one sum over the processes."""
+        shared = [x for x, frame in zip(inside, self._frames, strict=True) if frame.is_partial]
+        if not shared or self.storage.ranks is None:
+            return inside
+        total = self.storage.ranks.sum(torch.cat([x.flatten() for x in shared]))
+        sums = iter(total.split([x.numel() for x in shared]))
+        return [
+            next(sums).view_as(x) if frame.is_partial else x
+            for x, frame in zip(inside, self._frames, strict=True)
+        ]
 
     def add(self, moments: Moments, share: float) -> Self:
         """With a task's moments, and the coordinates chosen again.
@@ -113,6 +142,9 @@ class KroneckerSubspace(Directions):
         """
         like = self.threshold.new_empty(0)
         basis = self.basis.averaged(moments, self.record.tasks, like)
+        if self.storage.ranks is not None:  # eigenvectors may differ between processors
+            for tensor in basis.tensors():
+                tensor.copy_(self.storage.ranks.broadcast(tensor))
         chosen = replace(self, basis=basis).protecting(share)
         if self.storage.max_rank is not None:
             chosen = chosen.limited(self.storage.max_rank)
@@ -124,16 +156,13 @@ class KroneckerSubspace(Directions):
 
     def kept_share(self) -> float:
         """The share of the energy of all tasks that is protected."""
-        total = self._energy(torch.zeros_like(self.threshold))
-        return float((self._energy(self.threshold) / total.clamp_min(_TINY)).mean())
-
-    def _energy(self, threshold: Tensor) -> Tensor:
-        return self.basis.strong(threshold)[0]
+        protected = self.basis.strong(self.threshold)[0]
+        return float((protected / self.basis.total().clamp_min(_TINY)).mean())
 
     def protecting(self, share: float) -> Self:
         """With the strongest coordinates protected that hold at most a share of the energy."""
-        most = share * self._energy(torch.zeros_like(self.threshold))
-        return self._at(self._least(lambda threshold: self._energy(threshold) <= most))
+        most = share * self.basis.total()
+        return self._at(self._least(lambda threshold: self.basis.strong(threshold)[0] <= most))
 
     def limited(self, limit: int) -> Self:
         """At most `limit` coordinates, the strongest ones; later tasks may add more."""
@@ -210,8 +239,10 @@ class KroneckerSubspace(Directions):
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """Everything stored for a seed."""
+        slices = self.layout.slices
+        whole = {n: slices[n].shape if n in slices else s for n, s in self.layout.shapes.items()}
         structure = {
-            "layout": self.layout.shapes,
+            "layout": whole,
             "source": dict(self.basis.source),
             "biases": dict(self.basis.biases),
         }
@@ -219,8 +250,8 @@ class KroneckerSubspace(Directions):
         found = {_NAMES: torch.frombuffer(text, dtype=torch.uint8).clone()}
         for side in _SIDES:
             for name, axis in getattr(self.basis, side).items():
-                found |= {f"{side}/{name}/{part}": t[seed] for part, t in vars(axis).items()}
-        found |= {f"squares/{name}": square[seed] for name, square in self.basis.squares.items()}
+                found |= {f"{side}:{name}:{part}": t[seed] for part, t in vars(axis).items()}
+        found |= {f"squares:{name}": square[seed] for name, square in self.basis.squares.items()}
         return found | {"threshold": self.threshold[seed]} | self.record.tensors(seed)
 
     @classmethod
@@ -229,15 +260,16 @@ class KroneckerSubspace(Directions):
     ) -> Self:
         """From the `tensors` of each seed, for weights theta (S, p)."""
         structure = json.loads(bytes(of_seeds[0][_NAMES].cpu().tolist()))
-        layout = Layout({name: tuple(shape) for name, shape in structure["layout"].items()})
+        whole = Layout({name: tuple(shape) for name, shape in structure["layout"].items()})
+        layout = storage.layout or whole
         if layout.size != theta.shape[1]:
             raise ConfigError(f"the eigenbasis is of {layout.size} weights, not {theta.shape[1]}")
         found: dict[str, dict[str, Any]] = {"squares": {}, **{side: {} for side in _SIDES}}
         for key in of_seeds[0]:
-            kind, _, rest = key.partition("/")
+            kind, _, rest = key.partition(":")
             if kind in found:
                 stacked = torch.stack([of[key] for of in of_seeds]).to(theta)
-                name, _, part = rest.rpartition("/")
+                name, _, part = rest.rpartition(":")
                 if kind == "squares":
                     found[kind][rest] = stacked
                 else:

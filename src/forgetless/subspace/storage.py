@@ -9,6 +9,7 @@ import torch
 
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import require
+from forgetless.support.layout import Layout
 from forgetless.support.options import whole
 
 Kind = Literal["dense", "factored"]
@@ -29,7 +30,8 @@ class Storage:
         max_rank: the most directions. Beyond it, those stay that explain most of the variance of
             all tasks' features, each task with the same weight: the best mixtures of dense rows,
             or factored samples chosen greedily.
-        ranks: the processes that each hold some columns of dense rows; None if all are here.
+        ranks: the processes that each hold some columns of a vector; None if all are here.
+        layout: which columns are here, if there are several such processes.
     """
 
     kind: Kind = "dense"
@@ -37,6 +39,7 @@ class Storage:
     device: torch.device | None = None
     max_rank: int | None = None
     ranks: Ranks | None = None
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         require(self.kind in ("dense", "factored"), "storage", self.kind, "'dense' or 'factored'")

@@ -1,7 +1,7 @@
 """The columns of a flat weight vector that belong to each parameter."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -13,14 +13,50 @@ from torch import Tensor
 
 @final
 @dataclass(frozen=True)
+class ParameterSlice:
+    """The indices start … stop − 1 of one dimension of a parameter.
+
+    Arguments:
+        shape: of the whole parameter.
+        dim: the dimension that is cut.
+        start, stop: range of indices in this slice.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def shape_here(self) -> tuple[int, ...]:
+        """Shape of the slice."""
+        here = list(self.shape)
+        here[self.dim] = self.stop - self.start
+        return tuple(here)
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return prod(self.shape_here)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The slice's columns (n, size) of rows (n, entries of the whole parameter)."""
+        shaped: Tensor = whole.unflatten(1, self.shape)
+        return shaped.narrow(1 + self.dim, self.start, self.stop - self.start).flatten(1)
+
+
+@final
+@dataclass(frozen=True)
 class Layout:
     """Where in a vector (…, p) each parameter lies, in the order of `shapes`.
 
     Arguments:
         shapes: parameter → its shape.
+        slices: parameter → the slice of it that is here, for a model that is sharded.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
+    slices: Mapping[str, ParameterSlice] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> dict[str, slice]:

@@ -11,7 +11,7 @@ from forgetless.tangent.moments import (
     kronecker_moments,
     probed,
 )
-from forgetless.tangent.slices import ParameterSlice, sliced_features
+from forgetless.tangent.slices import sliced_features
 from forgetless.tangent.spectrum import principal_weights
 from forgetless.tangent.storage import (
     bytes_by_parameter,
@@ -28,7 +28,6 @@ __all__ = [
     "Batch",
     "Known",
     "Moments",
-    "ParameterSlice",
     "TangentFeatures",
     "bytes_by_parameter",
     "call_with",

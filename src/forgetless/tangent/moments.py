@@ -10,16 +10,18 @@ One forward pass and one backward pass for each scalar of a sample give both; no
 single sample is computed.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from forgetless.linalg import float64
+from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
 from forgetless.tangent.autograd import ParameterUses
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
@@ -80,6 +82,7 @@ def kronecker_moments(
     scalar: Scalar,
     *,
     names: Sequence[str],
+    ranks: Ranks | None = None,
 ) -> Moments:
     """The moments of the gradients of K scalars per sample, summed over the K.
 
@@ -93,6 +96,7 @@ def kronecker_moments(
         batches: the samples, in parts whose shapes may differ.
         scalar: from outputs and targets of n samples to (n,) or (n, K).
         names: the wanted parameters.
+        ranks: processes that each have some of the samples; the moments are those of all.
     """
     first, *others = batches
     evaluation = Evaluation.at(module, values, names, first, scalar, lasting=True)
@@ -103,6 +107,8 @@ def kronecker_moments(
             some = part.select(slice(start, start + sums.fitting()))
             sums.add(some)
             start += some.n
+    if ranks is not None:
+        sums.add_up(ranks)
     found = sums.moments()
     covered = {*found.outputs, *found.biases.values(), *found.squares}
     rest = [name for name in names if name not in covered]
@@ -110,6 +116,7 @@ def kronecker_moments(
         return found
     phi = features_of(module, values, batches, scalar, names=rest, lasting=True)
     total = float64(phi.squared_sum())
+    total = total if ranks is None else ranks.sum(total)
     squares = {name: total[columns].view_as(values[name]) for name, columns in phi.columns()}
     return replace(found, squares={**found.squares, **squares})
 
@@ -193,6 +200,19 @@ class _Use:
         else:
             self.outputs = _plus(self.outputs, second_moment(rows))
 
+    def add_up(self, ranks: Ranks) -> None:
+        """Replace the sums by those over all processes."""
+        weight: Any = self.layer.weight
+        r, c = len(weight), weight[0].numel()
+        wide = self.is_embedding or r > _LARGEST
+        device = weight.device
+        self.count = int(ranks.sum(torch.tensor(self.count)))
+        self.outputs = ranks.sum(_or_zeros(self.outputs, (r,) if wide else (r, r), device))
+        if self.source is self:
+            self.inputs = ranks.sum(_or_zeros(self.inputs, (c, c), device))
+        if self.source is self and not self.is_embedding:
+            self.mean = ranks.sum(_or_zeros(self.mean, (c,), device))
+
     def sides(self, with_bias: bool = False) -> tuple[Tensor, Tensor] | None:
         """G and A; None if no gradient went through the layer."""
         own = self.source
@@ -215,6 +235,10 @@ def _step(x: Tensor, layer: nn.Module, passes: float) -> int:
         rows, width = x.numel() // x.shape[-1], x.shape[-1]
     step = int(passes * rows / max(_AT_LEAST, _ENOUGH * width))
     return max(1, step - 1 + step % 2)
+
+
+def _or_zeros(total: Tensor | None, shape: Sequence[int], device: torch.device) -> Tensor:
+    return float64(torch.zeros(*shape, device=device)) if total is None else total
 
 
 def _plus(total: Tensor | None, more: Tensor) -> Tensor:
@@ -266,7 +290,8 @@ class _Sums:
         self.elsewhere: set[str] = set()  # used outside of their layers, or of unknown samples
         self.seen = 0
         self.sample_bytes = 1
-        self.most = _MOST.get(next(iter(evaluation.values.values())).device.type, _MOST["cpu"])
+        self.device = next(iter(evaluation.values.values())).device
+        self.most = _MOST.get(self.device.type, _MOST["cpu"])
 
     def fitting(self) -> int:
         """How many samples go through the network at once."""
@@ -359,6 +384,28 @@ class _Sums:
         for name, summed in rows.items():
             squares = float64(summed.square().sum(0)).view(self.shapes[name])
             self.scales[name] = _plus(self.scales.get(name), squares)
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Replace the sums by those over all processes, which all have the same network."""
+        notes = {
+            "elsewhere": sorted(self.elsewhere),
+            "sources": {use.weight: use.source.weight for use in self.uses.values()},
+        }
+        text = torch.frombuffer(bytearray(json.dumps(notes).encode()), dtype=torch.uint8)
+        every = [json.loads(bytes(row.tolist())) for row in ranks.gather(text)]
+        if any(one["sources"] != notes["sources"] for one in every):
+            raise ConfigError(
+                "layers have the same inputs in some processes and not in others, so their "
+                "moments cannot be told apart"
+            )
+        self.elsewhere = {name for one in every for name in one["elsewhere"]}
+        for use in self.uses.values():
+            use.add_up(ranks)
+        for layer, own in self.own.items():
+            for name in () if layer in self.uses else own.values():
+                known = self.scales.get(name)
+                self.scales[name] = ranks.sum(_or_zeros(known, self.shapes[name], self.device))
+        self.seen = int(ranks.sum(torch.tensor(self.seen)))
 
     def moments(self) -> Moments:
         """The sums so far; parameters that need gradients of single samples are missing."""

@@ -1,51 +1,16 @@
 """Columns of φ that belong to slices of parameters: one process's share of a sharded model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from typing import final
 
 import torch
-from torch import Tensor
 
+from forgetless.support.layout import ParameterSlice
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.chunks import FeatureSource, Piece
 from forgetless.tangent.factors import Dense, Left, OneHot, Right
 from forgetless.tangent.features import TangentFeatures
-
-
-@final
-@dataclass(frozen=True)
-class ParameterSlice:
-    """The indices start … stop − 1 of one dimension of a parameter.
-
-    Arguments:
-        shape: of the whole parameter.
-        dim: the dimension that is cut.
-        start, stop: range of indices in this slice.
-    """
-
-    shape: tuple[int, ...]
-    dim: int
-    start: int
-    stop: int
-
-    @property
-    def shape_here(self) -> tuple[int, ...]:
-        """Shape of the slice."""
-        here = list(self.shape)
-        here[self.dim] = self.stop - self.start
-        return tuple(here)
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return prod(self.shape_here)
-
-    def of(self, whole: Tensor) -> Tensor:
-        """The slice's columns (n, size) of rows (n, entries of the whole parameter)."""
-        shaped: Tensor = whole.unflatten(1, self.shape)
-        return shaped.narrow(1 + self.dim, self.start, self.stop - self.start).flatten(1)
 
 
 def sliced_features(phi: TangentFeatures, shares: Mapping[str, ParameterSlice]) -> TangentFeatures:

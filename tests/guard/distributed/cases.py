@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, Guard
+from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, Guard, KronOGD
 from tests.methods.test_own_methods import own
 
 CLASSES, LENGTH, WORDS, WIDTH, BATCH = 3, 5, 11, 8, 8
@@ -63,6 +63,7 @@ class Case:
 
 SI = own.SI(strength=0.5, damping=0.01)
 PCA = PCAOGD(components=4, samples=20)
+KRON = KronOGD(energy=0.9, samples=20)
 CASES = [
     Case("ddp-ogd", "mlp", "sgd", OGD(samples=9), "ddp"),
     Case("ddp-pca", "transformer", "adamw", PCA, "ddp"),
@@ -74,6 +75,10 @@ CASES = [
     Case("ddp-gem", "mlp", "adamw", GEM(memory=9), "ddp"),
     Case("ddp-si", "mlp", "sgd", SI, "ddp"),
     Case("ddp-gpm", "mlp", "adamw", own.GPM(threshold=0.5, samples=20), "ddp"),
+    Case("ddp-kron", "transformer", "adamw", KRON, "ddp"),
+    Case("ddp-kron-sgd", "mlp", "sgd", KRON, "ddp"),
+    Case("fsdp-kron", "transformer", "adamw", KRON, "fsdp"),
+    Case("fsdp-kron-32", "mlp", "sgd", KRON, "fsdp", torch.float32),
     Case("fsdp-ogd", "mlp", "sgd", OGD(samples=9), "fsdp"),
     Case("fsdp-ogd-adamw", "mlp", "adamw", OGD(samples=9), "fsdp"),
     Case("fsdp-pca", "transformer", "adamw", PCA, "fsdp"),

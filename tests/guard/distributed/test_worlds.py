@@ -8,7 +8,7 @@ from .works import CONTINUED, continued, everything, first_half, second_half
 from .worlds import world
 
 # What four processes run as well; two run all.
-OF_FOUR = ["ddp-pca-32", "fsdp-ogd", "fsdp-pca", "fsdp-pca-32"]
+OF_FOUR = ["ddp-kron", "ddp-pca-32", "fsdp-kron", "fsdp-ogd", "fsdp-pca", "fsdp-pca-32"]
 
 
 def as_one(case, found) -> None:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from forgetless.methods import Method
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
-from forgetless.tangent import ParameterSlice
+from forgetless.support.layout import ParameterSlice
 
 # Bytes of rows that are broadcast at once, and exist twice meanwhile.
 _BROADCAST = 1 << 28
