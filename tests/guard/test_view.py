@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
-from forgetless import OGD, ConfigError, Guard, Method, Training, fit
+from forgetless import OGD, ConfigError, Guard, KronOGD, Method, Training, fit
 from forgetless.guard.batches.samples import Part, StoredSamples
 from tests.methods.test_own_methods import METHODS as OWN
 
@@ -102,6 +102,16 @@ def test_the_first_state_is_of_the_weights_that_training_begins_with():
     assert torch.equal(seen[0][1][0], before)
 
 
+def test_the_first_state_of_an_idle_method_is_too():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, KronOGD())
+    before = guard._model.parameters.read()
+    train(model, optimizer, task(0))
+    assert torch.equal(guard._steps.state.start, before)
+    assert not torch.equal(guard._model.parameters.read(), before)
+
+
 def test_every_step_of_every_task_is_shown():
     model, optimizer, guard, seen = noting()
     shown(model, optimizer, guard)
@@ -135,11 +145,10 @@ def test_a_batch_that_was_not_shown_is_asked_for():
 
 
 @pytest.mark.parametrize("method", [OGD(5), Replay()], ids=lambda m: m.name)
-def test_an_idle_method_is_not_called_before_its_first_task(method, monkeypatch):
+def test_an_idle_method_does_not_see_the_steps_of_its_first_task(method, monkeypatch):
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     Guard(model, optimizer, method)
-    monkeypatch.setattr(type(method), "init", None)
     monkeypatch.setattr(type(method), "update", None)
     train(model, optimizer, task(0), steps=3)
 

@@ -204,15 +204,15 @@ def test_whole_numbers_may_be_numpys():
         ("gem", {"memory", "gem_margin"}),
         ("gem-nt", {"memory"}),
         ("ogd", {"memory", "storage", "budget"}),
-        ("kron-ogd", {"energy", "samples", "kron_outputs", "storage", "budget"}),
+        ("kron-ogd", {"energy", "drift", "samples", "kron_outputs", "storage", "budget"}),
         ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
     ],
 )
 def test_settings_that_a_method_does_not_use(name, used):
     of_methods = {
         "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
-        "gem_margin", "variance", "energy", "kron_outputs", "samples", "centred", "storage",
-        "budget",
+        "gem_margin", "variance", "energy", "drift", "kron_outputs", "samples", "centred",
+        "storage", "budget",
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())

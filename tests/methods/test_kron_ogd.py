@@ -134,6 +134,46 @@ def test_nothing_protected_leaks_through_adam(name, optimizer):
     assert leaked.norm() < 1e-5 * moved.norm()
 
 
+def test_without_an_energy_it_protects_what_holds_the_outputs():
+    """Fewer coordinates, and the last task's movement would change the outputs by too much."""
+    for drift in (1e-3, 1e-2, 0.1):
+        model, chosen, guard = guarded("perceptron", KronOGD(drift=drift), tasks=0)
+        before = guard._model.parameters.read()
+        x, y = data_of("perceptron")
+        for _ in range(30):
+            chosen.zero_grad()
+            cross_entropy(model(3 * x), y).backward()
+            chosen.step()
+        guard.end_task((x, y))
+        state = guard._steps.state
+        moved = guard._model.parameters.read() - before
+        left = state.project_out(moved)
+
+        def change(vector, state=state):
+            """Σ E D, from the gradients' moments themselves."""
+            total = 0.0
+            for name, part in state.layout.split(vector).items():
+                if name in state.basis.outputs:
+                    g, a = (axis.moment()[0] for axis in state.basis.sides(name))
+                    bias = state.layout.split(vector)[state.basis.biases[name]][0].unsqueeze(1)
+                    step = torch.cat([part[0], bias], 1)
+                    total += float((step * (g @ step @ a)).sum())
+            return total
+
+        outputs = model(x).detach().square().sum(1).mean()
+        assert change(moved) > 3 * drift * outputs
+        within = 0.951 < state.kept_share() < 0.998
+        assert change(left) <= 1.5 * drift * outputs  # random signs estimate the outputs' square
+        if within:
+            assert change(left) > 0.1 * drift * outputs
+
+
+def test_weights_that_have_not_moved_say_nothing_of_how_much_to_protect():
+    for energy in (None, 0.97):
+        _, _, guard = guarded("perceptron", KronOGD(energy=energy))
+        assert 0.9 < guard._steps.state.kept_share() <= 0.97
+
+
 def test_what_it_stores_does_not_grow():
     one, five = (
         guarded("perceptron", KronOGD(), tasks=tasks)[2].memory_report().bytes for tasks in (1, 5)

@@ -160,7 +160,7 @@ def _with_columns(memory: Mapping[str, Tensor], size: int) -> list[str]:
     def walk(node: Mapping[str, Any], path: str) -> Iterator[str]:
         prefix = f"{path}." if path else ""
         if node["kind"] == "directions":
-            yield f"{prefix}directions"
+            yield from (f"{prefix}directions", f"{prefix}start")
         elif node["kind"] == "tensor":
             name = path or "value"
             if memory[name].is_floating_point() and memory[name].shape[-1:] == (size,):

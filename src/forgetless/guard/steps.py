@@ -79,6 +79,7 @@ class Steps:
         self._handles: list[RemovableHandle] = []
         self.optimizer: Optimizer | None = None
         self.batch: StoredSamples | None = None  # of the coming step
+        self._has_begun = False
         self._has_before = False  # whether the parameters were read before the present step
         self._warned = False
         self.set_state(None, DENSE, 0, 0)
@@ -138,9 +139,12 @@ class Steps:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self.is_active and self._has_begun:
+            return None
+        self._has_begun = True
+        self._prepare()  # also of a method that is idle: its first state is of these weights
         if not self.is_active:
             return None
-        self._prepare()
         if self.project == "update":
             self._read_all(self._parameters.pointers(), self.place[0])
             self._has_before = True

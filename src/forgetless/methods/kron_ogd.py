@@ -1,6 +1,7 @@
 """Orthogonal gradient descent in a Kronecker eigenbasis: protection whose size does not grow."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from forgetless.methods.orthogonal import Orthogonal
@@ -21,8 +22,13 @@ class KronOGD(Orthogonal):
     grow, and holds no samples. This is PCA-OGD in a cheap basis; with G = I it is GPM (Saha, Garg
     and Roy 2021).
 
+    Without a share ε of the energy to protect, the method chooses the threshold by itself: the
+    unprotected coordinates together may change a stored task's outputs by at most a share `drift`
+    of their mean square, if the next task moves the weights as the last one did.
+
     Arguments:
-        energy: share of the gradients' energy that is protected.
+        energy: share of the gradients' energy that is protected; None chooses by `drift`.
+        drift: share of the outputs' mean square that they may change by in the next task.
         samples: samples of each task whose gradients are used.
         outputs: the gradients of "all" outputs of a sample; of its "class" alone; or of the
             log-likelihood of a label that the model draws, as the "fisher" matrix has it.
@@ -31,7 +37,16 @@ class KronOGD(Orthogonal):
     name: ClassVar[str] = "kron-ogd"
     label: ClassVar[str] = "KronOGD"
     summary: ClassVar[str] = "steps outside the strongest coordinates of a Kronecker eigenbasis"
-    energy: float = option(0.95, "Share of the energy that is protected.", accepted=SHARE)
+    replaces: ClassVar[Mapping[str, str]] = {"energy": "drift"}
+    energy: float | None = option(
+        None, "Share of the energy that is protected, in place of --drift.", accepted=SHARE
+    )
+    drift: float = option(
+        1e-3,
+        "Protect enough that a task's outputs should change by no more than this share of their "
+        "mean square in the next task.",
+        accepted=SHARE,
+    )
     samples: int = option(3000, "Samples of each task whose gradients are used.", accepted=whole(1))
     outputs: MomentOutputs = option(
         "all",
@@ -42,10 +57,19 @@ class KronOGD(Orthogonal):
 
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""
-        return KroneckerSubspace.empty(view.layout, view.theta, view.storage)
+        empty = KroneckerSubspace.empty(view.layout, view.theta, view.storage)
+        return empty if self.energy is not None else replace(empty, start=view.theta.clone())
 
     def consolidate(
         self, state: KroneckerSubspace, view: View, task: FinishedTask
     ) -> KroneckerSubspace:
         """Add the task's moments to those of earlier tasks, and choose the coordinates again."""
-        return state.add(view.moments(task.draw(self.samples), self.outputs), self.energy)
+        moments = view.moments(task.draw(self.samples), self.outputs)
+        energy = self.energy
+        if energy is not None:
+            return state.add(moments, lambda new: new.protecting(energy))
+        theta = view.theta.clone()
+        moved = None if state.start is None else theta - state.start
+        limit = self.drift * moments.squared_scalars.to(theta) / moments.samples
+        new = state.add(moments, lambda new: new.holding(moved, limit))
+        return replace(new, start=theta)

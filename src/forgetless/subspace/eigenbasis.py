@@ -1,6 +1,6 @@
 """The eigenbasis of a network's Kronecker moments, averaged over tasks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self, final
 
@@ -206,6 +206,24 @@ class Eigenbasis:
             count += above.sum(1)
         return energy, count
 
+    def effects(self, moved: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each coordinate's energy E, and E D for a movement with the squared coordinates D.
+
+        Arguments:
+            moved: parameter → how far it moved, (S, *shape).
+
+        Yields:
+            E and E D, (S, n) each, for one parameter after the other.
+        """
+        for weight in self.outputs:
+            frame = Frame.of(self, weight, None, Layout({}))
+            outputs, inputs = self.sides(weight)
+            energies = outputs.values.unsqueeze(2) * inputs.values.unsqueeze(1)
+            squared = frame.coordinates(moved).square()
+            yield energies.flatten(1), (energies * squared).flatten(1)
+        for name, square in self.squares.items():
+            yield square.flatten(1), (square * moved[name].square()).flatten(1)
+
     def strongest(self) -> Tensor:
         """The largest energy, (S,) in float64; zero if there is none."""
         sides = [self.sides(weight) for weight in self.outputs]
@@ -304,7 +322,7 @@ class Frame:
         v: those at the columns that are here, (S, c, l).
         bias_u: as `u`, at the bias's rows.
         bias_v: V at the bias, (S, 1, l).
-        mask: M, (S, k, l).
+        mask: M, (S, k, l); None for all coordinates.
         is_partial: whether X is the sum of what the processes have.
     """
 
@@ -314,19 +332,20 @@ class Frame:
     v: Tensor
     bias_u: Tensor | None
     bias_v: Tensor
-    mask: Tensor
+    mask: Tensor | None
     is_partial: bool
 
     @classmethod
-    def of(cls, basis: Eigenbasis, weight: str, mask: Tensor, layout: Layout) -> Self:
+    def of(cls, basis: Eigenbasis, weight: str, mask: Tensor | None, layout: Layout) -> Self:
         """The frame of a weight, with these coordinates protected."""
         outputs, inputs = basis.sides(weight)
         bias = basis.biases.get(weight, "")
         part, bias_part = layout.slices.get(weight), layout.slices.get(bias)
-        v = inputs.vectors[:, :, : mask.shape[2]]
+        rows, columns = (None, None) if mask is None else mask.shape[1:]
+        v = inputs.vectors[:, :, :columns]
         bias_v = v[:, -1:] if bias else v[:, :0]
         v = v[:, :-1] if bias else v
-        u = None if outputs.is_standard else outputs.vectors[:, :, : mask.shape[1]]
+        u = None if outputs.is_standard else outputs.vectors[:, :, :rows]
         bias_u = u if bias else None
         if part is not None:
             if u is None and part.dim > 0:
@@ -335,7 +354,7 @@ class Frame:
                     "embeddings and very wide layers to be cut along the first"
                 )
             if u is None:
-                mask = mask[:, part.start : part.stop]
+                mask = None if mask is None else mask[:, part.start : part.stop]
             elif part.dim == 0:
                 u = u[:, part.start : part.stop]
             else:
@@ -358,7 +377,7 @@ class Frame:
 
     def take_out(self, x: Tensor, parts: dict[str, Tensor]) -> None:
         """Replace the weight's and the bias's parts of a step by those without U (X ∘ M) Vᵀ."""
-        x = x * self.mask
+        x = x if self.mask is None else x * self.mask
         step, bias = parts[self.weight], parts.get(self.bias)
         rows = x if self.u is None else self.u @ x
         parts[self.weight] = step - (rows @ self.v.mT).view_as(step)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from forgetless.linalg import float64
 from forgetless.subspace.base import Directions, Record
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
@@ -22,6 +23,8 @@ _NAMES = "names"  # the entry with the names of parameters, JSON as bytes
 _RANGE, _HALVINGS = 1e-24, 60
 _TIES = 1e-5  # energies that differ by less are equal up to rounding
 _TINY = 1e-300
+# Shares of the energy: the least and the most that `holding` protects, and that without a movement.
+_SHARES, _USUAL = (0.95, 0.999), 0.97
 
 
 @final
@@ -42,6 +45,7 @@ class KroneckerSubspace(Directions):
         threshold: the least energy that is protected, (S,).
         record: what each task added.
         storage: its `max_rank` limits the coordinates.
+        start: the weights at which the present task began, (S, p); None if they do not matter.
     """
 
     layout: Layout
@@ -49,6 +53,7 @@ class KroneckerSubspace(Directions):
     threshold: Tensor
     record: Record
     storage: Storage = field(default_factory=Storage)
+    start: Tensor | None = None
     over_ranks: ClassVar[bool] = True
 
     @classmethod
@@ -70,7 +75,8 @@ class KroneckerSubspace(Directions):
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return sum(tensor.nbytes for tensor in self.basis.tensors())
+        own = self.basis.tensors() if self.start is None else [*self.basis.tensors(), self.start]
+        return sum(tensor.nbytes for tensor in own)
 
     def bytes_by_parameter(self, columns: Mapping[str, slice]) -> dict[str, int]:
         """Parameter → bytes for the first seed; a shared V counts for the first weight."""
@@ -133,19 +139,19 @@ class KroneckerSubspace(Directions):
             for x, frame in zip(inside, self._frames, strict=True)
         ]
 
-    def add(self, moments: Moments, share: float) -> Self:
+    def add(self, moments: Moments, choose: Callable[[Self], Self]) -> Self:
         """With a task's moments, and the coordinates chosen again.
 
         Arguments:
             moments: of the task, with a leading dimension of S seeds.
-            share: the share of all tasks' energy that is protected at most.
+            choose: the choice among all tasks' coordinates: `protecting` or `holding`.
         """
         like = self.threshold.new_empty(0)
         basis = self.basis.averaged(moments, self.record.tasks, like)
         if self.storage.ranks is not None:  # eigenvectors may differ between processors
             for tensor in basis.tensors():
                 tensor.copy_(self.storage.ranks.broadcast(tensor))
-        chosen = replace(self, basis=basis).protecting(share)
+        chosen = choose(replace(self, basis=basis))
         if self.storage.max_rank is not None:
             chosen = chosen.limited(self.storage.max_rank)
         counts = [one.basis.strong(one.threshold)[1].tolist() for one in (chosen, self)]
@@ -163,6 +169,52 @@ class KroneckerSubspace(Directions):
         """With the strongest coordinates protected that hold at most a share of the energy."""
         most = share * self.basis.total()
         return self._at(self._least(lambda threshold: self.basis.strong(threshold)[0] <= most))
+
+    def holding(self, moved: Tensor | None, limit: Tensor) -> Self:
+        """With the strongest coordinates protected, so many that the outputs hardly move.
+
+        If the next task moves the weights like the last one, coordinates of energy E change an
+        output by E D on average, squared. Protected are the fewest coordinates for which
+
+            Σ_unprotected E D ≤ limit,
+
+        but a share of the energy between bounds, and `_USUAL` where nothing has moved.
+
+        Arguments:
+            moved: how far the last task moved the weights, (S, p); None if that is unknown.
+            limit: of the outputs' mean squared change, (S,).
+        """
+        usual, least, most = (
+            self.protecting(share).threshold.double() for share in (_USUAL, *_SHARES)
+        )
+        if moved is None:
+            return self._at(usual)
+        effects = [*self.basis.effects(self._whole(moved))]
+
+        def change_below(threshold: Tensor) -> Tensor:
+            free = threshold.to(moved).unsqueeze(1)
+            return torch.stack([float64(((e < free) * d).sum(1)) for e, d in effects]).sum(0)
+
+        # Just below the threshold at which it is too much, those at it are protected.
+        found = self._least(lambda threshold: change_below(threshold) > limit) / (1 + _TIES) ** 2
+        found = found.clamp(most, least)
+        return self._at(
+            torch.where(change_below(torch.full_like(found, torch.inf)) > 0, found, usual)
+        )
+
+    def _whole(self, vector: Tensor) -> dict[str, Tensor]:
+        """Each parameter's part of a vector, with all of its numbers."""
+        parts = self.layout.split(vector)
+        if self.storage.ranks is None:
+            return parts
+        for name, part in self.layout.slices.items():
+            shape = [*parts[name].shape]
+            shape[1 + part.dim] = -1
+            lead = 1 + part.dim
+            pieces = self.storage.ranks.gather(parts[name].transpose(0, lead).flatten())
+            shape[0], shape[lead] = shape[lead], shape[0]
+            parts[name] = torch.cat([piece.view(shape) for piece in pieces]).transpose(0, lead)
+        return parts
 
     def limited(self, limit: int) -> Self:
         """At most `limit` coordinates, the strongest ones; later tasks may add more."""
@@ -252,7 +304,8 @@ class KroneckerSubspace(Directions):
             for name, axis in getattr(self.basis, side).items():
                 found |= {f"{side}:{name}:{part}": t[seed] for part, t in vars(axis).items()}
         found |= {f"squares:{name}": square[seed] for name, square in self.basis.squares.items()}
-        return found | {"threshold": self.threshold[seed]} | self.record.tensors(seed)
+        found |= {"threshold": self.threshold[seed]} | self.record.tensors(seed)
+        return found if self.start is None else found | {"start": self.start[seed]}
 
     @classmethod
     def restore(
@@ -283,7 +336,10 @@ class KroneckerSubspace(Directions):
             found["squares"],
         )
         threshold = torch.stack([of["threshold"] for of in of_seeds]).to(theta)
-        return cls(layout, basis, threshold, Record.restore(of_seeds), storage)
+        start = None
+        if "start" in of_seeds[0]:
+            start = torch.stack([of["start"] for of in of_seeds]).to(theta)
+        return cls(layout, basis, threshold, Record.restore(of_seeds), storage, start)
 
 
 _SIDES = ("outputs", "inputs")

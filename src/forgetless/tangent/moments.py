@@ -53,6 +53,7 @@ class Moments:
         biases: weight → the name of the bias that A includes.
         squares: every other parameter → Σ_i g_i², in its shape.
         samples: how many there are.
+        squared_scalars: Σ s² over the scalars whose gradients these are, ().
     """
 
     outputs: Mapping[str, Tensor]
@@ -61,6 +62,7 @@ class Moments:
     biases: Mapping[str, str]
     squares: Mapping[str, Tensor]
     samples: int
+    squared_scalars: Tensor
 
     @classmethod
     def of_seeds(cls, several: Sequence["Moments"]) -> "Moments":
@@ -72,7 +74,8 @@ class Moments:
 
         sides = stacked(lambda one: one.outputs), stacked(lambda one: one.inputs)
         squares = stacked(lambda one: one.squares)
-        return cls(*sides, first.source, first.biases, squares, first.samples)
+        scalars = torch.stack([one.squared_scalars for one in several])
+        return cls(*sides, first.source, first.biases, squares, first.samples, scalars)
 
 
 def kronecker_moments(
@@ -289,6 +292,7 @@ class _Sums:
         self.scales: dict[str, Tensor] = {}  # parameter of a norm → Σ_i g_i²
         self.elsewhere: set[str] = set()  # used outside of their layers, or of unknown samples
         self.seen = 0
+        self.squared_scalars = torch.zeros((), dtype=torch.float64)
         self.sample_bytes = 1
         self.device = next(iter(evaluation.values.values())).device
         self.most = _MOST.get(self.device.type, _MOST["cpu"])
@@ -315,6 +319,7 @@ class _Sums:
                 )
                 self._add_deltas(runs, deltas, evaluation.n)
         self.seen += evaluation.n
+        self.squared_scalars += float64(scalars.detach()).square().sum().cpu()
         taken = sum(run.x.nbytes + 2 * run.output.nbytes for run in runs) // evaluation.n
         self.sample_bytes = max(self.sample_bytes, taken)
 
@@ -406,6 +411,7 @@ class _Sums:
                 known = self.scales.get(name)
                 self.scales[name] = ranks.sum(_or_zeros(known, self.shapes[name], self.device))
         self.seen = int(ranks.sum(torch.tensor(self.seen)))
+        self.squared_scalars = ranks.sum(self.squared_scalars)
 
     def moments(self) -> Moments:
         """The sums so far; parameters that need gradients of single samples are missing."""
@@ -429,7 +435,7 @@ class _Sums:
                 source[weight] = first
         inputs = {name: inputs[name] for name in source.values()}
         squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
-        return Moments(outputs, inputs, source, biases, squares, self.seen)
+        return Moments(outputs, inputs, source, biases, squares, self.seen, self.squared_scalars)
 
 
 def _one_product(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
