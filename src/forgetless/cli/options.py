@@ -143,7 +143,7 @@ def engine_for(name: str, address: str | None, jobs: int) -> Iterator[Engine]:
             yield cluster
         return
     if address is not None:
-        raise ConfigError(f"--address {address} is of a Ray cluster; add --engine ray")
+        raise ConfigError(f"--address {address} is only for Ray: add --engine ray")
     yield InProcess() if jobs == 1 else Processes(jobs)
 
 

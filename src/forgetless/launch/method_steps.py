@@ -37,7 +37,9 @@ def method_step(
         learned: number of tasks.
     """
     if method.needs_batch:
-        raise ConfigError(f"{method.name} needs the batch of every step, which a forecast has not")
+        raise ConfigError(
+            f"{method.name} needs the batch of every step, which a forecast does not have"
+        )
     device = device or torch.device("cpu")
     heads = made.heads or None
     learner = make_learner(made.tasks, method, made.model, (seed,), made.training, heads, device)

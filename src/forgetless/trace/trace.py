@@ -26,7 +26,7 @@ from forgetless.trace.notebook import trace_html
 
 FORMAT = 1
 _FILE = "trace.json"
-_STRUCTURE = "structure"  # in a state's file: how it is built, no part of its size
+_STRUCTURE = "structure"  # in a state's file: how it is built; not counted in its size
 _TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Keep = Literal["all", "weights", "nothing"]
@@ -190,7 +190,7 @@ class Trace:
             return dict(self._tensors[name])
         file = None if self.path is None else self.path / name
         if file is None or not file.is_file():
-            raise TraceError(f"the trace has no {name}: the run was told not to keep it")
+            raise TraceError(f"the trace has no {name}: it was not kept (`keep`), or is lost")
         try:
             return dict(load_file(file))
         except (OSError, SafetensorError) as error:

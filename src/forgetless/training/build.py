@@ -154,9 +154,9 @@ def head_of(module: nn.Module, inputs: Tensor, outputs: int) -> tuple[str, ...]:
     name, output = latest[-1] if latest else ("", None)
     if not isinstance(output, Tensor) or tuple(output.shape) != (len(inputs), outputs):
         raise ConfigError(
-            f"the layer with the outputs of the tasks cannot be told: {name or 'the model'}, which "
-            f"runs last, does not have {outputs} outputs for each sample; name its parameters, "
-            f"such as heads=['{HEAD}.']"
+            f"cannot tell which layer produces the tasks' outputs: {name or 'the model'}, which "
+            f"runs last, does not have {outputs} outputs for each sample; name the layer's "
+            f"parameters, such as heads=['{HEAD}.']"
         )
     if name.startswith(f"{HEAD}."):
         return (f"{HEAD}.",)

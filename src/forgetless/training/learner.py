@@ -24,11 +24,11 @@ from forgetless.training.sampling import Sampler, batch_of, choose, to_device
 from forgetless.training.settings import Training
 from forgetless.training.view import FitView, LearnedTask
 
-# Test samples of all seeds together that go through the network at once; on a GPU as many as
-# have so many numbers.
+# Test samples, over all seeds, evaluated at once on a CPU; on a GPU, input numbers evaluated at
+# once.
 _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
-# Notes on whether weights are finite that may wait, over epochs, until they are checked.
+# Unchecked finiteness notes that may accumulate before a check.
 _UNCHECKED = 256
 
 
@@ -289,12 +289,12 @@ class FiniteWatch:
         return len(self._notes)
 
     def begin(self, task: int, first_step: int) -> None:
-        """A task is learned from this step of the run on."""
+        """Start watching a task whose first step is `first_step`."""
         self._task, self._first = task, first_step
         self._notes.clear()
 
     def note(self, step: int, finite: Tensor) -> None:
-        """Whether the weights are finite after a step, (S,)."""
+        """Note whether the weights are finite after a step, (S,)."""
         self._notes.append((step, finite))
 
     def check(self) -> None:
