@@ -14,7 +14,7 @@ from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.errors import ConfigError
-from forgetless.support.plugins import Kind, installed, plugin
+from forgetless.support.plugins import PluginKind, installed, plugin
 from forgetless.training.models import MODELS
 
 data_app = typer.Typer(
@@ -39,7 +39,7 @@ def list_command(
     _show_group("model", {name: what for name, (what, _) in MODELS.items()})
 
 
-def _show_group(kind: Kind, builtin: Mapping[str, str]) -> None:
+def _show_group(kind: PluginKind, builtin: Mapping[str, str]) -> None:
     entries = dict(builtin)
     for name in sorted(installed(kind).keys() - builtin.keys()):
         try:

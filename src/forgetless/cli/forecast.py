@@ -12,11 +12,11 @@ from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from forgetless.cli.options import DataFolder, MadeBy, Set, values_to_set
+from forgetless.cli.options import DataFolder, Script, Set, values_to_set
 from forgetless.data import SCENARIOS, Scenario, Task, grows_with_tasks
 from forgetless.launch.config import resolve
 from forgetless.launch.method_steps import method_step
-from forgetless.launch.rebuild import load_made, rebuild, samples_of
+from forgetless.launch.rebuild import load_from_script, rebuild, samples_of
 from forgetless.methods import PCAOGD, Method, build_method, method_options
 from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError, require
 from forgetless.theory import TRUSTED, Forecast, forecast
@@ -43,7 +43,7 @@ def forecast_command(
         Path | None,
         typer.Option("--checkpoint", help="Weights of the scenario's model, a safetensors file."),
     ] = None,
-    made_by: MadeBy = "",
+    script: Script = "",
     method: Annotated[
         str,
         typer.Option(
@@ -80,7 +80,7 @@ def forecast_command(
     else:
         trace = _checkpoint_of(run, checkpoint, source, seed)
     number = trace.seeds[0] if seed is None else seed
-    tasks, network = load_made(made_by) if made_by else (None, None)
+    tasks, network = load_from_script(script) if script else (None, None)
     learned = f"a task that the run has learned, from 1 to {len(trace.tasks)}"
     require(checkpoint is not None or 1 <= source <= len(trace.tasks), "--source", source, learned)
     for name, task in (("--source", source), ("--target", target)):
@@ -101,8 +101,8 @@ def forecast_command(
     methods = {}
     require(bool(method) or not to_set, "--set", to_set, "an option of --method, which is missing")
     if method:
-        of = _method_of(method, trace, values_to_set(to_set or [], [method])[method])
-        methods[of.label or of.name] = method_step(made, of, trace, number, source)
+        chosen = _method_of(method, trace, values_to_set(to_set or [], [method])[method])
+        methods[chosen.label or chosen.name] = method_step(made, chosen, trace, number, source)
     known, coming = (tasks.task(t - 1, [number]) for t in (source, target))
     console = Console(stderr=True)
     with console.status("forecast") as status:

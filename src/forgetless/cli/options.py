@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from forgetless.cli.progress import LOGGERS
-from forgetless.launch.config import Config, describe_default, setting_fields
+from forgetless.launch.config import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.errors import ConfigError, require
@@ -32,7 +32,7 @@ DataFolder = Annotated[
         "--data", help="Folder with datasets.  [default: FORGETLESS_DATA, then the cache]"
     ),
 ]
-MadeBy = Annotated[
+Script = Annotated[
     str,
     typer.Option(
         "--from",
@@ -179,10 +179,11 @@ def _parameter(name: str, of: dict[str, Field[Any]]) -> inspect.Parameter:
     """The option of a setting.
 
     Arguments:
-        of: the fields that it sets, by the name of the method, "" for a setting of all runs.
+        of: the fields that it sets, as `setting_fields` has them.
     """
     method, first = next(iter(of.items()))
-    kind = _plain(get_type_hints(METHODS[method] if method else Config)[first.name])
+    owner = Config if method == ALL_RUNS else METHODS[method]
+    kind = _plain(get_type_hints(owner)[first.name])
     shown = flag(name)
     info = typer.Option(
         f"{shown}/--no-{shown[2:]}" if kind is bool else shown,
@@ -209,7 +210,7 @@ def _help(of: dict[str, Field[Any]]) -> str:
     texts: dict[str, list[str]] = {}
     for method, one in of.items():
         texts.setdefault(one.metadata["help"], []).append(method)
-    return " ".join(t if m == [""] else f"{', '.join(m)}: {t}" for t, m in texts.items())
+    return " ".join(t if m == [ALL_RUNS] else f"{', '.join(m)}: {t}" for t, m in texts.items())
 
 
 def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:

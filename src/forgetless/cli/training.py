@@ -47,7 +47,7 @@ from forgetless.launch.engines import (
     upload,
     without_password,
 )
-from forgetless.launch.rebuild import Made
+from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import COMPARISON, check_names, output_folder
 from forgetless.report import comparison_table, task_table
 from forgetless.report.plots import accuracy_matrices, save
@@ -180,7 +180,7 @@ def compare_command(
                         traces,
                         folder / PAGE,
                         analyse=wanted,
-                        given=_made(configs[0], data),
+                        given=_from_files(configs[0], data),
                         data=data,
                     )
                 finally:
@@ -232,7 +232,7 @@ def _orders(
     ]
 
 
-def _made(config: Config, data: Path | None) -> Made:
+def _from_files(config: Config, data: Path | None) -> FromScript:
     """The tasks and the model that a report cannot make again from a trace: those in files."""
     tasks = model = None
     if is_in_file(config.scenario) or is_in_file(config.model):

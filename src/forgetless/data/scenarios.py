@@ -247,11 +247,11 @@ def scenario_defaults(name: str) -> dict[str, Any]:
 def _plugin_scenario(name: str, options: ScenarioOptions) -> Scenario:
     """The scenario of a plug-in, made once in a process."""
     values = {f.name: getattr(options, f.name) for f in fields(ScenarioOptions)}
-    return _made(name, ScenarioOptions(**values))
+    return _plugin_tasks(name, ScenarioOptions(**values))
 
 
 @cache
-def _made(name: str, options: ScenarioOptions) -> Scenario:
+def _plugin_tasks(name: str, options: ScenarioOptions) -> Scenario:
     maker = plugin("scenario", name, SCENARIOS)
     values = vars(options)
     made = make("scenario", name, maker, values)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, build_scenario
 from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError
 from forgetless.support.imports import load_object
-from forgetless.support.plugins import Kind, installed
+from forgetless.support.plugins import PluginKind, installed
 from forgetless.trace import Trace
 from forgetless.training.build import ModelSource, head_of, make_model
 from forgetless.training.description import layers_fingerprint, task_fingerprint
 from forgetless.training.models import MODELS, ModelFactory, ModelOptions
 from forgetless.training.settings import Training
 
-Made = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script
+FromScript = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script
 _SCRIPT = "a function of the script, --from SCRIPT.py:FUNCTION, that returns"
 
 
@@ -107,7 +107,7 @@ def rebuild(
     return Rebuilt(tasks, model, _chosen(Training, config), heads)
 
 
-def load_made(text: str) -> Made:
+def load_from_script(text: str) -> FromScript:
     """Tasks and model from a script's function, "script.py:make".
 
     Arguments:
@@ -156,7 +156,7 @@ def _check_given(
         )
 
 
-def _is_unknown(kind: Kind, config: Mapping[str, Any], builtin: Collection[str]) -> bool:
+def _is_unknown(kind: PluginKind, config: Mapping[str, Any], builtin: Collection[str]) -> bool:
     """Whether a run's scenario or model is neither built in nor an installed plug-in."""
     name = config.get(kind)
     return f"{kind}_from" in config or not (name in builtin or name in installed(kind))

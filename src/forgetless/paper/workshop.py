@@ -266,19 +266,21 @@ class Workshop:
             found = rounded(probe.measure(self, run))
             seconds = time.perf_counter() - started
             result = ProbeResult(found, seconds, versions(self.device))
-            write_beside(self.runs / run.key, probe.name, self._made_as(probe), asdict(result))
+            write_beside(
+                self.runs / run.key, probe.name, self._probe_version(probe), asdict(result)
+            )
         self.probed.append(result)
         return result.found
 
     def _stored(self, probe: Probe, run: Run) -> ProbeResult | None:
-        plain = read_beside(self.runs / run.key, probe.name, self._made_as(probe))
+        plain = read_beside(self.runs / run.key, probe.name, self._probe_version(probe))
         try:
             result = None if plain is None else ProbeResult(**plain)
         except TypeError:
             return None
         return result if result is not None and result.is_sound else None
 
-    def _made_as(self, probe: Probe) -> list[Any]:
+    def _probe_version(self, probe: Probe) -> list[Any]:
         return [probe.version, self.scale.name]
 
     def scenario(self, config: Config) -> Scenario:

@@ -26,7 +26,7 @@ from forgetless.trace.notebook import comparison_html
 
 Array = NDArray[np.float64]
 # Setting of a scenario → its name in the field, and which classes compete for a sample.
-SETTINGS = {
+SETTING_TITLES = {
     "task": ("task-incremental", "A sample's task is known: only the classes of its task compete."),
     "domain": ("domain-incremental", "All tasks have the same classes, and all of them compete."),
     "class": ("class-incremental", "All classes of the tasks learned so far compete."),
@@ -121,7 +121,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """Scenario and setting: "split-mnist, task-incremental"."""
-        known = [SETTINGS[self.setting][0]] if self.setting in SETTINGS else []
+        known = [SETTING_TITLES[self.setting][0]] if self.setting in SETTING_TITLES else []
         return ", ".join([self.scenario, *known])
 
     @property

@@ -11,7 +11,7 @@ from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
-from forgetless.linalg import float64
+from forgetless.linalg import TINY, float64
 from forgetless.subspace.base import refuse_infinite
 from forgetless.tangent import TangentFeatures, concatenated, empty_features, stored
 
@@ -23,7 +23,7 @@ _STEEPEST = 1e11
 _STEEP = (1e7, 1e9)
 # The share of a direction's squared length outside the others at which it counts as dependent.
 # Coefficients grow as its inverse: below it, their rounding costs more than the direction helps.
-_DEPENDENT = 1e-9
+_SQUARED_RESIDUAL = 1e-9
 # Steps of the power method.
 _POWERS = 12
 # Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
@@ -107,7 +107,7 @@ class Atoms:
         mask = torch.zeros(self.phi.shape[1], dtype=torch.bool, device=self.phi.like.device)
         for some in columns:
             mask[some] = True
-        names = [name for name, its in self.phi.columns() if its in columns]
+        names = [name for name, own in self.phi.columns() if own in columns]
         gram = _weighted(self.phi.gram_over(names), self.weights, self.weights)
         # A short direction constrains as much as a long one.
         scale = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
@@ -207,7 +207,7 @@ class Atoms:
 
     def _moments(self, inside: Tensor, total: float) -> Tensor:
         """The moments with one more task, of directions (k, K) in the basis V and its variance."""
-        moments = inside.T @ inside / max(total, 1e-300)
+        moments = inside.T @ inside / max(total, TINY)
         moments[: self.rank, : self.rank] += self.moments
         return moments
 
@@ -252,7 +252,7 @@ def independent(rest: Tensor, lengths: Tensor) -> Tensor:
     factor, order, rank, _ = dpstrf(unit.cpu().numpy(), tol=0.0, lower=1)
     left = np.square(np.diag(factor))
     left[rank:] = 0.0
-    chosen = order[left > _DEPENDENT].astype(np.int64) - 1
+    chosen = order[left > _SQUARED_RESIDUAL].astype(np.int64) - 1
     return torch.from_numpy(np.sort(chosen))
 
 
@@ -290,11 +290,11 @@ def best_rows(vectors: Tensor, moments: Tensor, limit: int) -> Tensor:
     rest, m = vectors.cpu().numpy().copy(), moments.cpu().numpy()
     seen = rest @ m
     lengths = np.square(rest).sum(1)
-    least = _DEPENDENT * lengths
+    least = _SQUARED_RESIDUAL * lengths
     chosen: list[int] = []
     while len(chosen) < limit:
         left = np.square(rest).sum(1)
-        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, 1e-300), -1.0)
+        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, TINY), -1.0)
         gains[chosen] = -1.0
         best = int(gains.argmax())
         if gains[best] < 0:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64, orthonormalize
+from forgetless.linalg import TINY, float64, orthonormalize
 from forgetless.subspace.base import Record, Subspace, refuse_infinite
 from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
 from forgetless.subspace.projection import (
@@ -29,7 +29,6 @@ from forgetless.tangent import (
 
 # Numbers converted to float64 at once.
 _EXACT = 1 << 22
-_TINY = 1e-300
 # The norm of the inverse of V Vᵀ over some parameters above which rounding matters.
 _STEEP = 100.0
 
@@ -77,7 +76,7 @@ class DenseSubspace(Subspace):
 
     def bytes_by_parameter(self, columns: Mapping[str, slice]) -> dict[str, int]:
         each = self.rows.element_size() * self.rank
-        return {name: each * (its.stop - its.start) for name, its in columns.items()}
+        return {name: each * (own.stop - own.start) for name, own in columns.items()}
 
     def explained(self) -> Tensor:
         return self.moments.diagonal(dim1=1, dim2=2).sum(1)
@@ -156,7 +155,7 @@ class DenseSubspace(Subspace):
         squares = [float(of_seed.square().sum()) for of_seed in lengths]
         totals = squares if totals is None else totals
         refuse_infinite(*totals)
-        shares = [one / max(total, _TINY) for one, total in zip(squares, totals, strict=True)]
+        shares = [one / max(total, TINY) for one, total in zip(squares, totals, strict=True)]
         problems = zip(vectors, self.rows, lengths, strict=True)
         found = [_taken_apart(*problem, ranks) for problem in problems]
         count = self.rank + max(len(new) for new, _ in found)
@@ -167,7 +166,7 @@ class DenseSubspace(Subspace):
         for s, ((new, inside), total) in enumerate(zip(found, totals, strict=True)):
             size = self.rank + len(new)
             rows[s, self.rank : size] = new
-            moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, _TINY))
+            moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, TINY))
         record = self.record.with_task([len(new) for new, _ in found], shares)
         grown = replace(self, rows=rows, moments=moments, record=record, movable=None)
         return grown.stored(self.storage)

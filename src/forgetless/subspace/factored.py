@@ -8,7 +8,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64
+from forgetless.linalg import TINY, float64
 from forgetless.subspace.atoms import Atoms, Movable
 from forgetless.subspace.base import Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
@@ -94,7 +94,7 @@ class FactoredSubspace(Subspace):
         for old, phi in zip(before, map(stored, features), strict=True):
             values, weights, total = phi.top_weights(components, centred=centred)
             grown.append(old.with_combinations(phi, values, weights, total))
-            shares.append(float(values.square().sum()) / max(total, 1e-300))
+            shares.append(float(values.square().sum()) / max(total, TINY))
         return self._extended(grown, shares)
 
     def _extended(self, grown: Sequence[Atoms], shares: Sequence[float]) -> Self:

@@ -86,9 +86,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def setting_name(of: Field[Any]) -> str:
+def setting_name(option_field: Field[Any]) -> str:
     """The name of a field's option on the command line and in a configuration."""
-    return of.metadata.get("setting") or of.name
+    return option_field.metadata.get("setting") or option_field.name
 
 
 def flag(name: str) -> str:
@@ -111,10 +111,11 @@ def check_options(
             check_option(f, values[f.name], named(f.name))
 
 
-def check_option(of: Field[Any], value: object, argument: str) -> None:
+def check_option(option_field: Field[Any], value: object, argument: str) -> None:
     """Reject a value that a field does not accept; None is accepted where it is the default."""
-    accepted, choices = of.metadata.get("accepted"), of.metadata.get("choices")
-    if value is None and of.default is None:
+    accepted = option_field.metadata.get("accepted")
+    choices = option_field.metadata.get("choices")
+    if value is None and option_field.default is None:
         return
     if choices:
         require(value in choices, argument, value, " or ".join(choices))

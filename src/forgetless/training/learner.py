@@ -20,7 +20,7 @@ from forgetless.training.fast import Recorder
 from forgetless.training.held_out import HeldOut, part_held_out
 from forgetless.training.network import Network
 from forgetless.training.optimizers import TorchOptimizer, schedule_factor
-from forgetless.training.sampling import Sampler, batch_of, choose, to_device
+from forgetless.training.sampling import Sampler, batch_of, choose_indices, to_device
 from forgetless.training.settings import Training
 from forgetless.training.view import FitView, LearnedTask
 
@@ -124,7 +124,7 @@ class Learner:
             self.network.active.copy_(self._seen[task].expand_as(self._seen))
         while progress.epochs < epochs and not progress.held_out.ended:
             if progress.order is None:
-                order = choose(len(split), len(split), self._batches)
+                order = choose_indices(len(split), len(split), self._batches)
                 progress.order = to_device(order, self.network.theta.device)
             batches = self._split(progress.order)
             in_epoch = len(batches)

@@ -104,7 +104,7 @@ class Job:
         return self.order.size * len(self.seeds) / len(self.order.config.seed_list())
 
 
-Kind = Literal["queued", "begun", "progress", "retried", "finished", "failed"]
+EventKind = Literal["queued", "begun", "progress", "retried", "finished", "failed"]
 
 
 @final
@@ -120,7 +120,7 @@ class Event:
         message: a sentence about what went wrong.
     """
 
-    kind: Kind
+    kind: EventKind
     job: Job
     worker: str = ""
     progress: Progress | None = None

@@ -86,8 +86,8 @@ def analyse(
     whole(2).check("samples", samples)
     tell = observer or (lambda what: None)
     tell("reading the tasks")
-    made = rebuild(trace, tasks=tasks, model=model, data=data)
-    run = _SeedRun.of(trace, made, samples)
+    rebuilt = rebuild(trace, tasks=tasks, model=model, data=data)
+    run = _SeedRun.of(trace, rebuilt, samples)
     tell("overlap and kernels")
     overlap, kernel = _pairs(run)
     tell("explained variance")
@@ -137,15 +137,15 @@ class _SeedRun:
     inputs: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, trace: Trace, made: Rebuilt, samples: int) -> "_SeedRun":
+    def of(cls, trace: Trace, rebuilt: Rebuilt, samples: int) -> "_SeedRun":
         row = int(np.argmax(trace.finished))
         own = np.isfinite(np.diagonal(trace.accuracy[row]))
         learned = int(np.argmin(own)) if not own.all() else len(own)
         if learned == 0:
             raise TraceError(f"{trace.path or 'the run'} has not learned any task to its end")
-        seed, tasks = trace.seeds[row], made.tasks
-        model = made.network(trace.weights(seed, 0)).eval()
-        free = made.out_of_reach(model)
+        seed, tasks = trace.seeds[row], rebuilt.tasks
+        model = rebuilt.network(trace.weights(seed, 0)).eval()
+        free = rebuilt.out_of_reach(model)
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         names = tuple(name for name in trained if name not in free)
         size = sum(p.numel() for name, p in model.named_parameters() if name in names)
@@ -153,7 +153,7 @@ class _SeedRun:
         learned = min(learned, _MOST_TASKS)
         inputs = [_some(tasks.task(t, [seed]).train, samples) for t in range(learned)]
         return cls(
-            trace, tasks, made.training, seed, learned, model, names, directions, ranks, inputs
+            trace, tasks, rebuilt.training, seed, learned, model, names, directions, ranks, inputs
         )
 
     def go_to(self, task: int) -> None:
