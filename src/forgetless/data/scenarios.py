@@ -17,7 +17,7 @@ from forgetless.data.sources import ImageSet, shared_source
 from forgetless.data.tasks import SETTINGS, Scenario, Split, Task
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.imports import import_path
-from forgetless.support.options import FINITE, check_options, flag, option, whole
+from forgetless.support.options import FINITE, check_options, flag, option, select_options, whole
 from forgetless.support.plugins import accepted, is_in_file, make, plugin, short_name, wrong_kind
 from forgetless.support.streams import stream
 
@@ -246,8 +246,7 @@ def scenario_defaults(name: str) -> dict[str, Any]:
 
 def _plugin_scenario(name: str, options: ScenarioOptions) -> Scenario:
     """The scenario of a plug-in, made once in a process."""
-    values = {f.name: getattr(options, f.name) for f in fields(ScenarioOptions)}
-    return _plugin_tasks(name, ScenarioOptions(**values))
+    return _plugin_tasks(name, select_options(ScenarioOptions, vars(options)))
 
 
 @cache

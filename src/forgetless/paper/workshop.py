@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -26,6 +26,7 @@ from forgetless.paper.pictures import Pictures
 from forgetless.paper.replay import Replay
 from forgetless.paper.results import Data, Results, rounded
 from forgetless.support.errors import ForgetlessError, TraceError, TrainingError
+from forgetless.support.options import select_options
 from forgetless.support.provenance import versions
 from forgetless.trace import Keep, Trace, is_complete, is_trace, load_trace
 from forgetless.trace.cache import read_beside, write_beside
@@ -285,9 +286,7 @@ class Workshop:
 
     def scenario(self, config: Config) -> Scenario:
         """The tasks of a run."""
-        options = ScenarioOptions(
-            **{f.name: getattr(config, f.name) for f in fields(ScenarioOptions)}
-        )
+        options = select_options(ScenarioOptions, vars(config))
         known = self._scenarios.get(options)
         if known is None or known[0] != config.scenario:
             known = config.scenario, build_scenario(config.scenario, config, self.data)

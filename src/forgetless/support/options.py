@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from forgetless.support.errors import require
+
+Options = TypeVar("Options")
 
 
 @final
@@ -94,6 +96,12 @@ def setting_name(option_field: Field[Any]) -> str:
 def flag(name: str) -> str:
     """An option as written on the command line."""
     return "--" + name.replace("_", "-")
+
+
+def select_options(kind: Callable[..., Options], values: Mapping[str, Any]) -> Options:
+    """The options of one dataclass, from the values of a configuration that has others too."""
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names})
 
 
 def check_options(

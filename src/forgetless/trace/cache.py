@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.support.files import write_atomically
+from forgetless.trace.trace import TRACE_FILE
 
 
 def read_beside(folder: Path, name: str, version: object) -> Any:
@@ -36,4 +37,4 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _fingerprint(folder: Path) -> str:
-    return hashlib.sha256((folder / "trace.json").read_bytes()).hexdigest()
+    return hashlib.sha256((folder / TRACE_FILE).read_bytes()).hexdigest()

@@ -18,7 +18,8 @@ from typing import Any, final
 
 import torch
 
-from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch, execute_job
+from forgetless.launch.engines.execution import execute_job
+from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch
 from forgetless.support import errors, signals
 from forgetless.support.errors import (
     ForgetlessError,

@@ -23,6 +23,7 @@ from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins
 from forgetless.trace import Trace
 from forgetless.trace.cache import read_beside, write_beside
+from forgetless.trace.metrics import tasks_learned
 from forgetless.training.build import ModelSource
 from forgetless.training.settings import Training
 
@@ -139,8 +140,7 @@ class _SeedRun:
     @classmethod
     def of(cls, trace: Trace, rebuilt: Rebuilt, samples: int) -> "_SeedRun":
         row = int(np.argmax(trace.finished))
-        own = np.isfinite(np.diagonal(trace.accuracy[row]))
-        learned = int(np.argmin(own)) if not own.all() else len(own)
+        learned = tasks_learned(trace.accuracy[row])
         if learned == 0:
             raise TraceError(f"{trace.path or 'the run'} has not learned any task to its end")
         seed, tasks = trace.seeds[row], rebuilt.tasks
