@@ -20,7 +20,7 @@ from forgetless.support.errors import TraceError
 from forgetless.support.layout import Layout
 from forgetless.support.options import whole
 from forgetless.tangent import TangentFeatures, tangent_features
-from forgetless.theory.forecasting import margins
+from forgetless.theory.forecasting import margins, newly_wrong
 from forgetless.trace import Trace
 from forgetless.trace.cache import read_beside, write_beside
 from forgetless.trace.metrics import tasks_learned
@@ -290,6 +290,5 @@ def _forgotten(run: _SeedRun, task: int, gallery: Gallery) -> None:
             outputs.append(torch.cat([run.model(some) for some in test[0].split(1000)]))
     classes = [run.tasks.competing(task, when) for when in times]
     before, after = (margins(o, test[1], c) for o, c in zip(outputs, classes, strict=True))
-    lost = torch.nonzero((before > 0) & (after < 0)).flatten()
-    worst = lost[after[lost].argsort()][: gallery.most]
+    worst = newly_wrong(before, after, gallery.most)
     gallery.add("forgotten", task, test, worst, outputs[1][worst], classes[1])
