@@ -129,7 +129,8 @@ class Forecast:
 
         The most negative margins (true-class output minus the largest other one) come first.
         """
-        worst = newly_wrong(*self._margins(), count)
+        now, then = self._margins()
+        worst = newly_wrong(now, then, count)
         return self.index.to(worst.device)[worst]
 
     def by_class(self) -> dict[int, tuple[float, float]]:
