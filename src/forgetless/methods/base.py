@@ -124,6 +124,11 @@ class Method(ABC, Generic[State]):
         return False
 
     @property
+    def needs_own_heads(self) -> bool:
+        """Whether every task must have a head of its own."""
+        return False
+
+    @property
     def may_leave_unprotected(self) -> bool:
         """Whether some parameters can be trained out of the method's reach throughout a run."""
         return True

@@ -13,6 +13,7 @@ from torch.linalg import cholesky, solve_triangular
 
 from forgetless.linalg import TINY, float64
 from forgetless.subspace.base import refuse_infinite
+from forgetless.subspace.movable import Movable
 from forgetless.tangent import TangentFeatures, concatenated, empty_features, stored
 
 # The share of a direction's squared length outside the earlier ones above which one pass leaves no
@@ -26,8 +27,6 @@ _STEEP = (1e7, 1e9)
 _SQUARED_RESIDUAL = 1e-9
 # Steps of the power method.
 _POWERS = 12
-# Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
-Movable = tuple[Tensor, Tensor]
 
 
 @final
@@ -91,16 +90,16 @@ class Atoms:
         Arguments:
             movable: if not all parameters can move.
         """
-        mask, inverse = movable if movable is not None else (None, None)
-        for _ in range(self.passes if movable is None else 2):
-            if mask is not None:
-                g = g * mask
+        inverse = self._gram_inverse if movable is None else movable.inverse
+        for _ in range(self.passes if movable is None else movable.passes):
+            if movable is not None:
+                g = g * movable.mask
             along = float64(self.phi @ g)
             along = along if self.weights is None else self.weights @ along
-            c = (self._gram_inverse if inverse is None else inverse) @ along
+            c = inverse @ along
             c = c if self.weights is None else c @ self.weights
             g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
-        return g if mask is None else g * mask
+        return g if movable is None else g * movable.mask
 
     def restricted(self, columns: Sequence[slice]) -> Movable:
         """The argument of `project_out` when only the parameters in these columns can move."""
@@ -113,7 +112,7 @@ class Atoms:
         scale = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
         unit = scale.unsqueeze(1) * gram * scale
         inverse = torch.linalg.pinv(unit, rtol=1e-10, hermitian=True)
-        return mask, scale.unsqueeze(1) * inverse * scale
+        return Movable(mask, scale.unsqueeze(1) * inverse * scale)
 
     def with_samples(self, phi: TangentFeatures) -> Self:
         """These directions and the features of more samples."""

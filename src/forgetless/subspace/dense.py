@@ -10,6 +10,7 @@ from torch import Tensor
 from forgetless.linalg import TINY, float64, orthonormalize
 from forgetless.subspace.base import Record, Subspace, refuse_infinite
 from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
+from forgetless.subspace.movable import Movable
 from forgetless.subspace.projection import (
     aligned,
     coefficients,
@@ -47,8 +48,7 @@ class DenseSubspace(Subspace):
             task's variance in each direction.
         record: what each task added.
         storage: how the rows are stored.
-        movable: if not all parameters can move, the mask (p,) of those that can, the
-            pseudo-inverse (S, K, K) of V Vᵀ over them, and how often a projection is done.
+        movable: the parameters that can move, if not all can.
     """
 
     rows: Tensor
@@ -57,7 +57,7 @@ class DenseSubspace(Subspace):
     storage: Storage = DENSE
     over_ranks: ClassVar[bool] = True
     _square_bytes: ClassVar[int] = SQUARE_BYTES["dense"]
-    movable: tuple[Tensor, Tensor, int] | None = None
+    movable: Movable | None = None
 
     @classmethod
     def empty(cls, theta: Tensor, storage: Storage = DENSE) -> Self:
@@ -94,9 +94,9 @@ class DenseSubspace(Subspace):
             return project_out_rows(g, self.rows)
         if self.movable is None:
             return g - combination(self._sum(coefficients(g, self.rows)), self.rows)
-        mask, inverse = (t.to(g.device) for t in self.movable[:2])
+        mask, inverse = self.movable.mask.to(g.device), self.movable.inverse.to(g.device)
         g = g * mask
-        for _ in range(self.movable[2]):
+        for _ in range(self.movable.passes):
             along = self._sum(coefficients(g, self.rows)).to(inverse)
             inside = (inverse @ along.unsqueeze(2)).squeeze(2).to(g)
             g = g - combination(inside, self.rows) * mask
@@ -119,8 +119,7 @@ class DenseSubspace(Subspace):
         inverse = torch.linalg.pinv(self._sum(gram), rtol=1e-10, hermitian=True)
         # One pass leaves too much of a direction of which little can move.
         steep = self.rank and float(torch.linalg.matrix_norm(inverse, 2).max()) > _STEEP
-        movable = mask, inverse, 2 if steep else 1
-        return replace(self, movable=movable)
+        return replace(self, movable=Movable(mask, inverse, passes=2 if steep else 1))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         vectors = [phi.dense() for phi in features]

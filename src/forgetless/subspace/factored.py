@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import TINY, float64
-from forgetless.subspace.atoms import Atoms, Movable
+from forgetless.subspace.atoms import Atoms
 from forgetless.subspace.base import Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
+from forgetless.subspace.movable import Movable
 from forgetless.subspace.storage import DENSE, FACTORED, SQUARE_BYTES, Storage
 from forgetless.support.cuda_graphs import run_concurrently
 from forgetless.tangent import (
@@ -36,8 +37,7 @@ class FactoredSubspace(Subspace):
         atoms: of each seed; none before the first task.
         record: what each task added.
         storage: how the directions are stored.
-        movable: if not all parameters can move, for each seed their mask (p,) and the
-            pseudo-inverse (K, K) of the Gram matrix over them.
+        movable: for each seed the parameters that can move, if not all can.
     """
 
     atoms: tuple[Atoms, ...]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from forgetless.support.errors import TraceError
 from forgetless.support.files import write_atomically
+from forgetless.support.options import Accepted
 from forgetless.trace import metrics
 from forgetless.trace.notebook import trace_html
 
@@ -30,6 +31,7 @@ _STRUCTURE = "structure"  # in a state's file: how it is built; not counted in i
 _TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Keep = Literal["all", "weights", "nothing"]
+KEEPS = Accepted(lambda value: value in get_args(Keep), "all, weights or nothing")
 Status = Literal["running", "complete", "interrupted", "failed"]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forgetless.data import Scenario, Task
+from forgetless.data.tasks import own_settings
 from forgetless.methods import METHODS, Method, method_settings
 from forgetless.support.imports import code_of, import_path, load_object
 from forgetless.trace.experiment import (
@@ -127,9 +128,7 @@ def _scenario_entries(scenario: Scenario) -> Settings:
     named = {"scenario": scenario.name, "tasks": scenario.n_tasks}
     if scenario.settings is not None:
         return named | dict(scenario.settings)
-    own = {"setting": scenario.setting, "scenario_from": import_path(type(scenario))}
-    held_out = {} if scenario.measured_on == "test" else {"measured_on": scenario.measured_on}
-    return named | own | held_out
+    return named | own_settings(scenario, import_path(type(scenario)))
 
 
 def _model_entries(model: nn.Module | Callable[[], nn.Module], module: nn.Module) -> Settings:
