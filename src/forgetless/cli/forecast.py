@@ -81,8 +81,8 @@ def forecast_command(
     else:
         trace = _checkpoint_of(run, checkpoint, source, seed)
     number = trace.seeds[0] if seed is None else seed
-    whose = "the run" if checkpoint is None else run
-    rebuilt = _rebuilt(trace, source, target, script, data, whose)
+    benchmark = None if checkpoint is None else run
+    rebuilt = _rebuilt(trace, benchmark, source, target, script, data)
     tasks, training = rebuilt.tasks, rebuilt.training
     if not training.is_recordable and lr is None:
         raise ConfigError(
@@ -125,14 +125,24 @@ def forecast_command(
 
 
 def _rebuilt(
-    trace: Trace, source: int, target: int, script: str, data: Path | None, whose: str
+    trace: Trace,
+    benchmark: str | None,
+    source: int,
+    target: int,
+    script: str,
+    data: Path | None,
 ) -> Rebuilt:
-    """What a run was made with, with the source and the target among its tasks."""
+    """What a run was made with, with the source and the target among its tasks.
+
+    Arguments:
+        benchmark: its name, if the weights are a file's and not a run's.
+    """
     tasks, network = load_from_script(script) if script else (None, None)
     learned = f"a task that the run has learned, from 1 to {len(trace.tasks)}"
-    require(whose != "the run" or 1 <= source <= len(trace.tasks), "--source", source, learned)
+    known = benchmark is not None or 1 <= source <= len(trace.tasks)
+    require(known, "--source", source, learned)
     for name, task in (("--source", source), ("--target", target)):
-        _check_task(name, task, trace, tasks, whose)
+        _check_task(name, task, trace, tasks, benchmark or "the run")
     require(source != target, "--target", target, "another task than --source")
     needed = max(source, target)
     return rebuild(trace, tasks=tasks, model=network, data=data, n_tasks=needed, download=True)
