@@ -124,8 +124,8 @@ def setting_fields() -> dict[str, dict[str, Field[Any]]]:
     """Setting → its fields by the name of the method, or under `ALL_RUNS`."""
     found = {f.name: {ALL_RUNS: f} for f in fields(Config) if f.name != "options"}
     for name in METHODS:
-        for setting, of in method_options(name).items():
-            found.setdefault(setting, {})[name] = of
+        for setting, option_field in method_options(name).items():
+            found.setdefault(setting, {})[name] = option_field
     return found
 
 
@@ -162,15 +162,15 @@ def resolve(
     # runs, such as lr, is set in `own` only.
     usual = settings if method in METHODS else {n: v for n, v in given.items() if n not in common}
     options = {}
-    for name, of in fields_of_method.items():
+    for name, option_field in fields_of_method.items():
         if own is not None and name in own:
-            check_option(of, own[name], f"--set {name}")
+            check_option(option_field, own[name], f"--set {name}")
             options[name] = own[name]
         elif name in usual:
             options[name] = usual[name]
-        elif of.default is not MISSING:
-            options[name] = of.default
-        elif of.default_factory is MISSING:
+        elif option_field.default is not MISSING:
+            options[name] = option_field.default
+        elif option_field.default_factory is MISSING:
             raise ConfigError(f"{method_class(method).name} needs --set {name}=…")
     return Config(scenario=scenario, method=method, options=options, **common)
 
@@ -201,7 +201,7 @@ def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
 
 def describe_default(name: str) -> str:
     """The default of a setting, and the scenarios with another one, in words."""
-    defaults = {_shown(of.default): None for of in setting_fields()[name].values()}
+    defaults = {_shown(f.default): None for f in setting_fields()[name].values()}
     others = [f"{_shown(preset[name])} for {p}" for p, preset in PRESETS if name in preset]
     protocol = [
         f"{_shown(preset[name])} with --protocol released" + ("" if p == "*" else f" for {p}")

@@ -174,5 +174,5 @@ class Chunks:
 
 
 def _bytes(captured: Captured) -> int:
-    blocks = (block for of in captured.blocks for block in of.values())
+    blocks = (block for piece in captured.blocks for block in piece.values())
     return distinct_bytes(t for block in blocks for t in block.tensors())

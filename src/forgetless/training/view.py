@@ -123,7 +123,7 @@ class FitView:
     def layer_inputs(self, samples: Samples) -> Mapping[str, Tensor]:
         """Weight of a layer → its inputs on samples, (S, N, d)."""
         of_seeds = [self.network.layer_inputs(samples, s) for s in range(self.network.seeds)]
-        return {name: torch.stack([of[name] for of in of_seeds]) for name in of_seeds[0]}
+        return {name: torch.stack([inputs[name] for inputs in of_seeds]) for name in of_seeds[0]}
 
     def choice(self, count: int, available: int) -> Tensor:
         """Random indices without replacement for each seed, (S, min(count, available))."""
