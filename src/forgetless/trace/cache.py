@@ -15,7 +15,7 @@ def read_beside(folder: Path, name: str, version: object) -> Any:
     Arguments:
         folder: the trace's.
         name: the result's name.
-        version: a version, or whatever else must be as it was then.
+        version: of the result, or whatever else must be as it was then.
     """
     try:
         record = json.loads(_file(folder, name).read_text("utf-8"))
