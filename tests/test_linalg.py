@@ -13,8 +13,8 @@ from scipy.optimize import minimize
 from forgetless import linalg
 from forgetless.linalg import (
     inner,
+    matmul_long_rows,
     orthonormalize,
-    product_of_long,
     project_cone,
     project_halfspace,
     project_out,
@@ -112,7 +112,7 @@ def test_chunks_change_nothing_but_the_order_of_sums(seed, k, width):
     with mock.patch.object(linalg, "_chunk", return_value=width):
         assert linalg._chunks(vectors).shape == (2, -(-9 // min(width, 9)), k, min(width, 9))
         parts = project_out_span(g, vectors), project_cone(g, vectors, 0.1)
-        product = product_of_long(vectors[0], g)
+        product = matmul_long_rows(vectors[0], g)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(product, vectors[0] @ g.T)
 

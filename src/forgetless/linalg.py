@@ -17,7 +17,9 @@ from torch.nn.functional import pad
 # The relative residual, in units of rounding, at which a row counts as dependent on others.
 _RESIDUAL_ULPS = 100.0
 # Added to the Gram matrix of unit vectors, to make it positive definite.
-_DEPENDENT = 1e-10
+_RIDGE = 1e-10
+# In place of a divisor that is zero: less than any sum of squares that matters.
+TINY = 1e-300
 # The size of a product that keeps all of a GPU's processors busy.
 _BUSY = 1 << 18
 
@@ -39,7 +41,7 @@ def add_scaled(u: Tensor, scale: Tensor | float, v: Tensor) -> Tensor:
     return u + scale * v
 
 
-def product_of_long(a: Tensor, b: Tensor) -> Tensor:
+def matmul_long_rows(a: Tensor, b: Tensor) -> Tensor:
     """A Bᵀ of few long rows: (d, p), (K, p) → (d, K).
 
     A small product is summed in chunks on a GPU, which uses all of its processors.
@@ -84,7 +86,7 @@ def project_out_span(g: Tensor, vectors: Tensor) -> Tensor:
         vectors: R, (*, K, p), any rank; K is small, the K×K system is solved in float64.
     """
     rows, gram, lengths, _ = _chunks_and_gram(vectors)
-    gram.diagonal(dim1=-2, dim2=-1).add_(_DEPENDENT)
+    gram.diagonal(dim1=-2, dim2=-1).add_(_RIDGE)
     factor, _ = torch.linalg.cholesky_ex(gram)
     rest = _chunks(g.unsqueeze(-2)).mT  # (*, m, c, 1)
     for _ in range(2):

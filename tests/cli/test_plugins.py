@@ -217,7 +217,7 @@ def test_list_shows_the_options_of_a_method(capsys):
     [
         (["--method", "my_file.py:Nope"], "my_file.py has no Nope"),
         (["--method", "nowhere.py:X"], "nowhere.py is not a file"),
-        (["--method", "my_file.py"], "--method must be such as script.py:make"),
+        (["--method", "my_file.py"], "--method must be FILE:NAME, such as script.py:make"),
         (
             ["--method", "my_file.py:Unlike"],
             "must be a subclass of Method, and is the class Unlike",

@@ -74,7 +74,7 @@ def _without_seconds(value):
         (["--jobs", "0"], "--jobs must be a number of jobs at a time, at least 1, not 0"),
         (["--jobs", "many"], "Invalid value for '--jobs'"),
         (["--engine", "slurm"], "--engine must be local or ray, not 'slurm'"),
-        (["--address", "10.0.0.1:6379"], "--address 10.0.0.1:6379 is of a Ray cluster"),
+        (["--address", "10.0.0.1:6379"], "--address 10.0.0.1:6379 is only for Ray"),
     ],
 )
 @pytest.mark.parametrize("command", [COMPARE, BUILD], ids=["compare", "build"])

@@ -31,7 +31,7 @@ def calls(monkeypatch, elsewhere):
     # The page makes the presets of the commands that it suggests, which are not the runs.
     monkeypatch.setattr(command, "make_report", lambda *arguments, **options: [])
     count(command, "make_report")
-    for module in (runs, engines.jobs):
+    for module in (runs, engines.execution):
         count(module, "run_status", lambda folder, *more: folder.name)
     count(Method, "__post_init__", lambda method: method.name)
     return found

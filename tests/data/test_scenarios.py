@@ -6,8 +6,9 @@ import torch
 from PIL import Image
 
 from forgetless import ConfigError, scenario
-from forgetless.data import load_source, scenarios
+from forgetless.data import ScenarioOptions, build_scenario, load_source, scenarios
 from forgetless.data.scenarios import first_of_each_class, normalize, rotate
+from forgetless.support.imports import load_object
 
 
 def everything(split, seeds):
@@ -199,3 +200,18 @@ def test_normalization_is_per_channel():
     images = torch.full((1, 2, 1, 1), 255, dtype=torch.uint8)
     result = normalize(images, (0.5, 0.0), (0.25, 2.0))
     torch.testing.assert_close(result.flatten(), torch.tensor([2.0, 0.5]))
+
+
+def test_a_scenario_in_a_file_stays_as_it_is(tmp_path):
+    file = tmp_path / "own_tasks.py"
+    file.write_text(
+        "import torch\n"
+        "from forgetless import TensorScenario\n"
+        "part = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])\n"
+        "given = TensorScenario([(part, part)] * 2, setting='domain', name='as it was')\n"
+    )
+    found = build_scenario(f"{file}:given", ScenarioOptions())
+    given = load_object(f"{file}:given", "--scenario")
+    assert (found.name, given.name) == ("given", "as it was")
+    assert found.settings == {"setting": "domain", "scenario_from": "as given"}
+    assert given.settings is None

@@ -6,7 +6,7 @@ from torch import nn
 
 import forgetless
 from forgetless import PCAOGD, ConfigError, TraceError, Training, fit
-from forgetless.launch.rebuild import load_made, rebuild
+from forgetless.launch.rebuild import load_from_script, rebuild
 from forgetless.report.analysis import analyse
 from forgetless.support.errors import ForgetlessWarning
 from tests.conftest import blobs
@@ -131,11 +131,11 @@ def test_the_command_takes_them_from_a_script(own, script, capsys, tmp_path):
 )
 def test_other_functions_are_refused(name, message, script):
     with pytest.raises(ConfigError, match=message):
-        load_made(f"{script}:{name}")
+        load_from_script(f"{script}:{name}")
 
 
 def test_a_function_may_return_one_of_them(script):
-    tasks, model = load_made(f"{script}:tasks")
+    tasks, model = load_from_script(f"{script}:tasks")
     assert (tasks.n_tasks, model) == (2, None)
-    assert isinstance(load_made(f"{script}:network")[1], nn.Module)
-    assert isinstance(load_made("torch.nn:Identity")[1], nn.Identity)
+    assert isinstance(load_from_script(f"{script}:network")[1], nn.Module)
+    assert isinstance(load_from_script("torch.nn:Identity")[1], nn.Identity)

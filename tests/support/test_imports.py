@@ -47,7 +47,7 @@ def test_what_has_no_name_is_as_given():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mine.py", "--from must be such as script.py:make, not 'mine.py'"),
+        ("mine.py", "--from must be FILE:NAME, such as script.py:make, not 'mine.py'"),
         ("nowhere.py:make", "nowhere.py is not a file"),
         ("no.such.module:make", "no.such.module cannot be imported: No module named 'no'"),
         ("{}/broken.py:make", "broken.py cannot be executed: ZeroDivisionError: division by zero"),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless import average_accuracy, backward_transfer, forgetting, forward_transfer
+from forgetless.trace.metrics import tasks_learned
 
 nan = float("nan")
 MATRIX = [[90, nan, nan], [70, 80, nan], [75, 60, 95]]
@@ -39,6 +40,10 @@ def test_a_run_that_stopped_counts_up_to_the_last_task_it_learned():
     assert average_accuracy(stopped) == 75
     assert forgetting(stopped) == 20
     assert np.isnan(average_accuracy(np.full((2, 2), nan)))
+    assert tasks_learned(stopped) == 2
+    assert tasks_learned([stopped, [[90, nan, nan]] + [[nan] * 3] * 2]) == 1
+    assert tasks_learned(np.full((2, 2), nan)) == 0
+    assert tasks_learned(np.ones((4, 3, 3))) == 3
 
 
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))

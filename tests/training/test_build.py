@@ -60,7 +60,7 @@ def test_a_head_that_cannot_be_told_is_named():
     def network():
         return HeadFirst(scale=True)
 
-    message = r"cannot be told: scale, .* does not have 4 outputs.*heads=\['head\.'\]"
+    message = r"cannot tell which layer .*: scale, .* does not have 4 outputs.*heads=\['head\.'\]"
     with pytest.raises(ConfigError, match=message):
         fit(split_tasks(), OGD(samples=20), network, training=TRAINING)
     fit(split_tasks(), OGD(samples=20), network, heads=["classifier."], training=TRAINING)

@@ -360,7 +360,7 @@ class TwoOutputs(nn.Linear):
                 "scenario": scenario("split-digits", setting="class", tasks=2),
                 "method": AGEM(4, heads="released"),
             },
-            "released heads needs a head for each task",
+            "A-GEM with these options needs a head for each task",
         ),
         ({"heads": ["nowhere"]}, "heads must be the beginning"),
         ({"method": "sgd"}, r"method must be a method with its settings, such as SGD\(\)"),

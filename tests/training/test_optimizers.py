@@ -251,5 +251,5 @@ def test_a_trace_tells_functions_apart_and_its_settings_can_be_read_without_them
     assert not any(same_experiment(a, b) for a, b in combinations(traces, 2))
     for trace in traces:
         Training(optimizer=trace.config["optimizer"])
-    with pytest.raises(ConfigError, match=r"optimizer must be such as script\.py:make"):
+    with pytest.raises(ConfigError, match=r"optimizer must be FILE:NAME, such as script\.py:make"):
         fit(blobs(), SGD(), training=Training(optimizer=traces[0].config["optimizer"]))

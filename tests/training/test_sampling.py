@@ -3,7 +3,7 @@
 import torch
 
 from forgetless.support.streams import stream
-from forgetless.training.sampling import Sampler, choose
+from forgetless.training.sampling import Sampler, choose_indices
 
 
 def test_choices_drawn_ahead_are_those_of_single_steps():
@@ -26,5 +26,5 @@ def test_choices_drawn_ahead_are_those_of_single_steps():
     with ahead.handing_out(ahead.take(2)):
         found += ask(ahead) + ask(ahead)
     assert all(map(torch.equal, found, expected))
-    first = choose(3, 7, [stream(s, "test") for s in (0, 1)])
+    first = choose_indices(3, 7, [stream(s, "test") for s in (0, 1)])
     assert torch.equal(found[0], first)

@@ -14,7 +14,7 @@ from forgetless.data import SCENARIOS
 from forgetless.data.sources import fetch, status
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.errors import ConfigError
-from forgetless.support.plugins import Kind, installed, plugin
+from forgetless.support.plugins import PluginKind, installed, plugin
 from forgetless.training.models import MODELS
 
 data_app = typer.Typer(
@@ -35,11 +35,11 @@ def list_command(
         _show_options(method)
         return
     _show_group("scenario", SCENARIOS)
-    _show_group("method", {name: of.summary for name, of in METHODS.items()})
+    _show_group("method", {name: kind.summary for name, kind in METHODS.items()})
     _show_group("model", {name: what for name, (what, _) in MODELS.items()})
 
 
-def _show_group(kind: Kind, builtin: Mapping[str, str]) -> None:
+def _show_group(kind: PluginKind, builtin: Mapping[str, str]) -> None:
     entries = dict(builtin)
     for name in sorted(installed(kind).keys() - builtin.keys()):
         try:
@@ -52,18 +52,18 @@ def _show_group(kind: Kind, builtin: Mapping[str, str]) -> None:
         say(f"  {name:<24}{what}")
 
 
-def _summary(of: Any) -> str:
+def _summary(found: Any) -> str:
     """A line about a plug-in: its `summary`, or the first line of its docstring."""
-    return str(getattr(of, "summary", "") or (of.__doc__ or "").strip().partition("\n")[0])
+    return str(getattr(found, "summary", "") or (found.__doc__ or "").strip().partition("\n")[0])
 
 
 def _show_options(name: str) -> None:
     """The options of a method, as --set takes them."""
     kind = method_class(name)
     say(f"{kind.name}: {_summary(kind)}")
-    for setting, of in method_options(name).items():
-        default = "required" if of.default is MISSING else f"default: {of.default}"
-        text = of.metadata.get("help", "")
+    for setting, field in method_options(name).items():
+        default = "required" if field.default is MISSING else f"default: {field.default}"
+        text = field.metadata.get("help", "")
         say(f"  --set {setting}=…".ljust(32) + f"{text} [{default}]".lstrip())
 
 

@@ -12,16 +12,17 @@ from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from forgetless.cli.options import DataFolder, MadeBy, Set, values_to_set
+from forgetless.cli.options import DataFolder, Script, Set, values_to_set
 from forgetless.data import SCENARIOS, Scenario, Task, grows_with_tasks
 from forgetless.launch.config import resolve
 from forgetless.launch.method_steps import method_step
-from forgetless.launch.rebuild import load_made, rebuild, samples_of
+from forgetless.launch.rebuild import Rebuilt, load_from_script, rebuild, samples_of
 from forgetless.methods import PCAOGD, Method, build_method, method_options
 from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError, require
 from forgetless.theory import TRUSTED, Forecast, forecast
 from forgetless.trace import Trace, load_trace, nulls
 from forgetless.training.fit import resolve_device
+from forgetless.training.settings import Training
 
 
 def forecast_command(
@@ -43,7 +44,7 @@ def forecast_command(
         Path | None,
         typer.Option("--checkpoint", help="Weights of the scenario's model, a safetensors file."),
     ] = None,
-    made_by: MadeBy = "",
+    script: Script = "",
     method: Annotated[
         str,
         typer.Option(
@@ -80,32 +81,23 @@ def forecast_command(
     else:
         trace = _checkpoint_of(run, checkpoint, source, seed)
     number = trace.seeds[0] if seed is None else seed
-    tasks, network = load_made(made_by) if made_by else (None, None)
-    learned = f"a task that the run has learned, from 1 to {len(trace.tasks)}"
-    require(checkpoint is not None or 1 <= source <= len(trace.tasks), "--source", source, learned)
-    for name, task in (("--source", source), ("--target", target)):
-        _check_task(name, task, trace, tasks, "the run" if checkpoint is None else run)
-    require(source != target, "--target", target, "another task than --source")
-    needed = max(source, target)
-    made = rebuild(trace, tasks=tasks, model=network, data=data, n_tasks=needed, download=True)
-    tasks, training = made.tasks, made.training
+    benchmark = None if checkpoint is None else run
+    rebuilt = _rebuilt(trace, benchmark, source, target, script, data)
+    tasks, training = rebuilt.tasks, rebuilt.training
     if not training.is_recordable and lr is None:
         raise ConfigError(
             "a forecast is of plain SGD, and the run trained with another optimizer, schedule or "
             "augmentation: choose the learning rate of SGD with --lr"
         )
-    model = made.network(trace.weights(number, source - 1)).to(resolve_device(device))
-    counts = [part.strip() for part in components.split(",") if part.strip()]
-    numeric = all(c.isascii() and c.isdigit() and int(c) > 0 for c in counts)
-    require(numeric, "--components", components, "counts such as 25,100")
-    methods = {}
+    model = rebuilt.network(trace.weights(number, source - 1)).to(resolve_device(device))
+    counts = _counts(components)
     require(bool(method) or not to_set, "--set", to_set, "an option of --method, which is missing")
+    methods = {}
     if method:
-        of = _method_of(method, trace, values_to_set(to_set or [], [method])[method])
-        methods[of.label or of.name] = method_step(made, of, trace, number, source)
+        chosen = _method_of(method, trace, values_to_set(to_set or [], [method])[method])
+        methods[chosen.label or chosen.name] = method_step(rebuilt, chosen, trace, number, source)
     known, coming = (tasks.task(t - 1, [number]) for t in (source, target))
-    console = Console(stderr=True)
-    with console.status("forecast") as status:
+    with Console(stderr=True).status("forecast") as status:
         result = forecast(
             model,
             samples_of(known.test),
@@ -115,27 +107,64 @@ def forecast_command(
             batch_size=training.batch_size,
             source_classes=tasks.competing(source - 1, target - 1),
             target_classes=tasks.competing(target - 1),
-            components=[int(c) for c in counts],
+            components=counts,
             remember=samples_of(known.train),
             samples=_samples(trace.scenario),
-            exclude=made.out_of_reach(model),
+            exclude=rebuilt.out_of_reach(model),
             methods=methods,
             quick=quick,
             seed=number,
             observer=status.update,
         )
-    if not training.is_plain_sgd or training.schedule != "constant":
-        words = f"{training.optimizer}, {training.schedule}"
-        warnings.warn(
-            f"the forecast is for plain SGD, and the run was trained otherwise ({words})",
-            ForgetlessWarning,
-            stacklevel=2,
-        )
+    _warn_of_other_training(training)
     if as_json:
         names = {"scenario": trace.scenario, "source": source, "target": target, "seed": number}
         typer.echo(json.dumps(nulls(names | result.summary()), allow_nan=False))
     else:
         _show(result, known, coming)
+
+
+def _rebuilt(
+    trace: Trace,
+    benchmark: str | None,
+    source: int,
+    target: int,
+    script: str,
+    data: Path | None,
+) -> Rebuilt:
+    """What a run was made with, with the source and the target among its tasks.
+
+    Arguments:
+        benchmark: its name, if the weights are a file's and not a run's.
+    """
+    tasks, network = load_from_script(script) if script else (None, None)
+    learned = f"a task that the run has learned, from 1 to {len(trace.tasks)}"
+    known = benchmark is not None or 1 <= source <= len(trace.tasks)
+    require(known, "--source", source, learned)
+    for name, task in (("--source", source), ("--target", target)):
+        _check_task(name, task, trace, tasks, benchmark or "the run")
+    require(source != target, "--target", target, "another task than --source")
+    needed = max(source, target)
+    return rebuild(trace, tasks=tasks, model=network, data=data, n_tasks=needed, download=True)
+
+
+def _counts(components: str) -> list[int]:
+    """The numbers of directions in --components."""
+    counts = [part.strip() for part in components.split(",") if part.strip()]
+    numeric = all(c.isascii() and c.isdigit() and int(c) > 0 for c in counts)
+    require(numeric, "--components", components, "counts such as 25,100")
+    return list(map(int, counts))
+
+
+def _warn_of_other_training(training: Training) -> None:
+    """Warn if the run did not train by plain SGD, which a forecast is of."""
+    if not training.is_plain_sgd or training.schedule != "constant":
+        words = f"{training.optimizer}, {training.schedule}"
+        warnings.warn(
+            f"the forecast is for plain SGD, and the run was trained otherwise ({words})",
+            ForgetlessWarning,
+            stacklevel=3,
+        )
 
 
 def _trace_of(run: str, seed: int | None) -> Trace:

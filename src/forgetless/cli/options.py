@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from forgetless.cli.progress import LOGGERS
-from forgetless.launch.config import Config, describe_default, setting_fields
+from forgetless.launch.config import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.errors import ConfigError, require
@@ -32,7 +32,7 @@ DataFolder = Annotated[
         "--data", help="Folder with datasets.  [default: FORGETLESS_DATA, then the cache]"
     ),
 ]
-MadeBy = Annotated[
+Script = Annotated[
     str,
     typer.Option(
         "--from",
@@ -143,7 +143,7 @@ def engine_for(name: str, address: str | None, jobs: int) -> Iterator[Engine]:
             yield cluster
         return
     if address is not None:
-        raise ConfigError(f"--address {address} is of a Ray cluster; add --engine ray")
+        raise ConfigError(f"--address {address} is only for Ray: add --engine ray")
     yield InProcess() if jobs == 1 else Processes(jobs)
 
 
@@ -160,7 +160,9 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
     options = [
-        _parameter(name, of) for name, of in setting_fields().items() if name not in _ARGUMENTS
+        _parameter(name, found)
+        for name, found in setting_fields().items()
+        if name not in _ARGUMENTS
     ]
     names = [p.name for p in options]
 
@@ -175,18 +177,19 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _parameter(name: str, of: dict[str, Field[Any]]) -> inspect.Parameter:
+def _parameter(name: str, by_method: dict[str, Field[Any]]) -> inspect.Parameter:
     """The option of a setting.
 
     Arguments:
-        of: the fields that it sets, by the name of the method, "" for a setting of all runs.
+        by_method: the fields that it sets, as `setting_fields` has them.
     """
-    method, first = next(iter(of.items()))
-    kind = _plain(get_type_hints(METHODS[method] if method else Config)[first.name])
+    method, first = next(iter(by_method.items()))
+    owner = Config if method == ALL_RUNS else METHODS[method]
+    kind = _plain(get_type_hints(owner)[first.name])
     shown = flag(name)
     info = typer.Option(
         f"{shown}/--no-{shown[2:]}" if kind is bool else shown,
-        help=f"{_help(of)} [default: {describe_default(name)}]",
+        help=f"{_help(by_method)} [default: {describe_default(name)}]",
         metavar="|".join(first.metadata["choices"]) or _NAMED.get(name) or _METAVARS.get(kind),
         show_default=False,  # the parser's default is None: not given
     )
@@ -204,12 +207,12 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def _help(of: dict[str, Field[Any]]) -> str:
+def _help(by_method: dict[str, Field[Any]]) -> str:
     """The help texts of a setting, each with its methods."""
     texts: dict[str, list[str]] = {}
-    for method, one in of.items():
-        texts.setdefault(one.metadata["help"], []).append(method)
-    return " ".join(t if m == [""] else f"{', '.join(m)}: {t}" for t, m in texts.items())
+    for method, field in by_method.items():
+        texts.setdefault(field.metadata["help"], []).append(method)
+    return " ".join(t if m == [ALL_RUNS] else f"{', '.join(m)}: {t}" for t, m in texts.items())
 
 
 def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -236,9 +239,9 @@ def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dic
 
 def _parsed(method: str, name: str, text: str) -> Any:
     """The value of a method's option, of the type that its field has."""
-    of = method_options(method)[name]
+    field = method_options(method)[name]
     try:
-        hint = get_type_hints(method_class(method)).get(of.name)
+        hint = get_type_hints(method_class(method)).get(field.name)
     except NameError:  # of a type that is imported for type checkers only
         hint = None
     kind = _plain(hint)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forgetless.cli.options import DataFolder, MadeBy
+from forgetless.cli.options import DataFolder, Script
 from forgetless.cli.progress import say
-from forgetless.launch.rebuild import Made, load_made
+from forgetless.launch.rebuild import FromScript, load_from_script
 from forgetless.report.analysis import Analysis, analysed, known_analysis
 from forgetless.report.comparison import Entry, compare, find_traces
 from forgetless.report.page import headline, write_page
@@ -35,7 +35,7 @@ def report_command(
             "--analyse", help="Analyse from the weights why tasks were forgotten; cached in DIR."
         ),
     ] = False,
-    made_by: MadeBy = "",
+    script: Script = "",
     data: DataFolder = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
@@ -45,16 +45,16 @@ def report_command(
     """
     traces, broken = find_traces(folders)
     words = ["forgetless", "report", *map(str, folders)] + (["--analyse"] if analyse else [])
-    if made_by:  # analysed too: there is no other use for it
-        words += ["--from", made_by]
+    if script:  # analysed too: there is no other use for it
+        words += ["--from", script]
     page = out if out is not None else folders[0] / PAGE
     if page.is_dir():
         raise TraceError(f"--out {page} must be a file, and is a folder")
-    given = load_made(made_by) if made_by else (None, None)
+    given = load_from_script(script) if script else (None, None)
     sentences = make_report(
         traces,
         page,
-        analyse=analyse or bool(made_by),
+        analyse=analyse or bool(script),
         given=given,
         data=data,
         command=shlex.join(words),
@@ -70,7 +70,7 @@ def make_report(
     page: Path,
     *,
     analyse: bool = False,
-    given: Made = (None, None),
+    given: FromScript = (None, None),
     data: Path | None = None,
     command: str = "",
     broken: Sequence[str] = (),
@@ -109,7 +109,7 @@ def say_report(page: Path, sentences: Sequence[str] = ()) -> None:
 
 
 def _analysis(
-    entry: Entry, analyse: bool, given: Made, data: Path | None, failures: list[str]
+    entry: Entry, analyse: bool, given: FromScript, data: Path | None, failures: list[str]
 ) -> Analysis | None:
     """The analysis of the first trace of an entry that has one, or else a new one if asked."""
     for part in entry.parts:

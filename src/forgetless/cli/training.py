@@ -5,8 +5,9 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 import typer
 from rich.console import Console
@@ -47,14 +48,14 @@ from forgetless.launch.engines import (
     upload,
     without_password,
 )
-from forgetless.launch.rebuild import Made
+from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import COMPARISON, check_names, output_folder
 from forgetless.report import comparison_table, task_table
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.errors import ForgetlessError, require
 from forgetless.support.files import write_atomically
 from forgetless.support.plugins import is_in_file, short_name
-from forgetless.trace import RunStatus, Trace, load_trace
+from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
 from forgetless.training.models import ModelFactory
 
 _METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
@@ -155,45 +156,82 @@ def compare_command(
         orders = _orders(parts, folder, data, keep, checkpoint_every, states, shared)
         if engine == "local":  # elsewhere the data may be where the workers are
             check_names([c for part, c in parts.items() if states[part].kind != "complete"], data)
+        results = _Results(folder, shared, parts, data, quiet=as_json)
         traces: list[Trace] = []
-        finished = False
         try:
             for trace in _traces(orders, states.values(), chosen, log):
                 traces.append(trace)
-            finished = True
-        finally:
+        except BaseException:
             if traces:  # whatever stopped the rest
-                traces.sort(key=lambda trace: [*parts].index(trace.method))
-                picture = save(accuracy_matrices(traces), folder / "accuracy.png")
-                summaries = [_summary(trace, shared) for trace in traces]
-                text = json.dumps(summaries, indent=1, allow_nan=False)
-                write_atomically(folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
-                if not as_json:
-                    Console().print(comparison_table(traces))
-                if finished and chosen.workers > 1 and not as_json:
-                    seconds = time.perf_counter() - started
-                    say(f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time")
-                by_default = scenario.endswith("-digits") and keep == "all"
-                wanted = finished and (by_default if analyse is None else analyse)
-                try:
-                    sentences = make_report(
-                        traces,
-                        folder / PAGE,
-                        analyse=wanted,
-                        given=_made(configs[0], data),
-                        data=data,
-                    )
-                finally:
-                    if shared:
-                        upload(folder, shared, (picture.name, PAGE, COMPARISON))
+                results.show(traces, analyse=False)
+            raise
+        seconds = time.perf_counter() - started
+        note = f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time"
+        by_default = scenario.endswith("-digits") and keep == "all"
+        picture, sentences = results.show(
+            traces,
+            analyse=by_default if analyse is None else analyse,
+            note=note if chosen.workers > 1 else "",
+        )
         if as_json:
-            typer.echo(json.dumps(summaries, allow_nan=False))
+            typer.echo(json.dumps(results.summaries(traces), allow_nan=False))
         elif shared:
             place = without_password(shared)
             say(f"Results, the picture {picture.name} and the report {PAGE} are in {place}")
         else:
             say(f"Results are in {folder}; a picture of what was forgotten is {picture}")
             say_report(folder / PAGE, sentences)
+
+
+@final
+@dataclass(frozen=True)
+class _Results:
+    """The results of compared runs: files in a folder, and a table.
+
+    Arguments:
+        folder: for the files.
+        shared: its address in shared storage, where the files are copied to; None if there is none.
+        parts: the configuration of each run, by its method, in the order to show them.
+        data: folder with datasets, or None.
+        quiet: print nothing.
+    """
+
+    folder: Path
+    shared: str | None
+    parts: Mapping[str, Config]
+    data: Path | None
+    quiet: bool
+
+    def show(self, traces: list[Trace], *, analyse: bool, note: str = "") -> tuple[Path, list[str]]:
+        """Sort the traces, write the files and print the table.
+
+        Returns:
+            the picture, and the report's sentences.
+        """
+        traces.sort(key=lambda trace: [*self.parts].index(trace.method))
+        picture = save(accuracy_matrices(traces), self.folder / "accuracy.png")
+        text = json.dumps(self.summaries(traces), indent=1, allow_nan=False)
+        write_atomically(self.folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
+        if not self.quiet:
+            Console().print(comparison_table(traces))
+            if note:
+                say(note)
+        try:
+            given = _from_files(next(iter(self.parts.values())), self.data)
+            sentences = make_report(
+                traces, self.folder / PAGE, analyse=analyse, given=given, data=self.data
+            )
+        finally:
+            if self.shared:
+                upload(self.folder, self.shared, (picture.name, PAGE, COMPARISON))
+        return picture, sentences
+
+    def summaries(self, traces: Iterable[Trace]) -> list[dict[str, Any]]:
+        """The entries of the runs in `--json`, with the place where others find them."""
+        if self.shared is None:
+            return [trace.summary() for trace in traces]
+        place = without_password(self.shared)
+        return [trace.summary() | {"out": f"{place}/{trace.method}"} for trace in traces]
 
 
 def _check(
@@ -203,7 +241,7 @@ def _check(
     configs = list(parts.values())
     refuse_unused(configs, settings)
     require(0 <= every < math.inf, "--checkpoint-every", every, "a number of minutes, 0 for never")
-    require(keep in ("all", "weights", "nothing"), "--keep", keep, "all, weights or nothing")
+    KEEPS.check("--keep", keep)
     logger_names(log)
     configs[0].seed_list()
 
@@ -232,7 +270,7 @@ def _orders(
     ]
 
 
-def _made(config: Config, data: Path | None) -> Made:
+def _from_files(config: Config, data: Path | None) -> FromScript:
     """The tasks and the model that a report cannot make again from a trace: those in files."""
     tasks = model = None
     if is_in_file(config.scenario) or is_in_file(config.model):
@@ -242,12 +280,6 @@ def _made(config: Config, data: Path | None) -> Made:
         tasks if is_in_file(config.scenario) else None,
         model if is_in_file(config.model) else None,
     )
-
-
-def _summary(trace: Trace, shared: str | None) -> dict[str, Any]:
-    """The entry of a run in `--json`, with the place where others find it."""
-    out = {"out": f"{without_password(shared)}/{trace.method}"} if shared else {}
-    return trace.summary() | out
 
 
 def _traces(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache
 from inspect import Parameter
@@ -14,10 +15,10 @@ from torch.nn.functional import pad
 
 from forgetless.data.catalogue import SOURCES
 from forgetless.data.sources import ImageSet, shared_source
-from forgetless.data.tasks import SETTINGS, Scenario, Split, Task
+from forgetless.data.tasks import SETTINGS, Scenario, Split, Task, own_settings
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.imports import import_path
-from forgetless.support.options import FINITE, check_options, flag, option, whole
+from forgetless.support.options import FINITE, check_options, flag, option, select_options, whole
 from forgetless.support.plugins import accepted, is_in_file, make, plugin, short_name, wrong_kind
 from forgetless.support.streams import stream
 
@@ -246,28 +247,24 @@ def scenario_defaults(name: str) -> dict[str, Any]:
 
 def _plugin_scenario(name: str, options: ScenarioOptions) -> Scenario:
     """The scenario of a plug-in, made once in a process."""
-    values = {f.name: getattr(options, f.name) for f in fields(ScenarioOptions)}
-    return _made(name, ScenarioOptions(**values))
+    return _plugin_tasks(name, select_options(ScenarioOptions, vars(options)))
 
 
 @cache
-def _made(name: str, options: ScenarioOptions) -> Scenario:
+def _plugin_tasks(name: str, options: ScenarioOptions) -> Scenario:
     maker = plugin("scenario", name, SCENARIOS)
     values = vars(options)
-    made = make("scenario", name, maker, values)
-    if not isinstance(made, Scenario):
-        raise wrong_kind("scenario", name, made, "a Scenario or a function that returns one")
-    made.check()
+    found = make("scenario", name, maker, values)
+    if not isinstance(found, Scenario):
+        raise wrong_kind("scenario", name, found, "a Scenario or a function that returns one")
+    found.check()
     taken = accepted(maker).keys() & values.keys() - {"tasks"}
-    settings: dict[str, Any] = {"setting": made.setting}
+    settings = own_settings(found, import_path(maker) if is_in_file(name) else None)
     settings |= {option: values[option] for option in sorted(taken)}
-    if made.measured_on != "test":
-        settings["measured_on"] = made.measured_on
-    if is_in_file(name):
-        settings["scenario_from"] = import_path(maker)
+    named = copy(found)  # the user's object stays as it is
     for attribute, value in (("name", short_name(name)), ("settings", settings)):
-        object.__setattr__(made, attribute, value)  # it may be a frozen dataclass
-    return made
+        object.__setattr__(named, attribute, value)  # it may be a frozen dataclass
+    return named
 
 
 def first_of_each_class(labels: Tensor, n_classes: int, count: int) -> Tensor:

@@ -146,6 +146,20 @@ class Scenario(ABC):
             seen = max(seen, own.stop)
 
 
+def own_settings(scenario: Scenario, path: str | None) -> dict[str, Any]:
+    """What a trace notes of tasks that are not a benchmark's.
+
+    Arguments:
+        path: where they are defined; None for an installed plug-in, whose name says it.
+    """
+    found: dict[str, Any] = {"setting": scenario.setting}
+    if path is not None:
+        found["scenario_from"] = path
+    if scenario.measured_on != "test":
+        found["measured_on"] = scenario.measured_on
+    return found
+
+
 Pair = tuple[Tensor, Tensor]
 TaskSource = Pair | Dataset[Any]
 

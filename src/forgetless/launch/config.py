@@ -22,7 +22,8 @@ from forgetless.training.settings import Training
 
 _MOST_SEEDS = 1000
 PROTOCOLS = ("corrected", "released")
-_OF_ALL_RUNS = frozenset({"seeds", "device", "protocol"})  # not in a trace's config
+ALL_RUNS = ""  # in place of a method's name: the setting is one of all runs
+_NOT_IN_TRACE = frozenset({"seeds", "device", "protocol"})  # settings of all runs
 
 
 @final
@@ -120,11 +121,11 @@ RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def setting_fields() -> dict[str, dict[str, Field[Any]]]:
-    """Setting → its fields by the name of the method; "" for a setting of all runs."""
-    found = {f.name: {"": f} for f in fields(Config) if f.name != "options"}
+    """Setting → its fields by the name of the method, or under `ALL_RUNS`."""
+    found = {f.name: {ALL_RUNS: f} for f in fields(Config) if f.name != "options"}
     for name in METHODS:
-        for setting, of in method_options(name).items():
-            found.setdefault(setting, {})[name] = of
+        for setting, option_field in method_options(name).items():
+            found.setdefault(setting, {})[name] = option_field
     return found
 
 
@@ -145,7 +146,7 @@ def resolve(
         if name not in known and name not in fields_of_method:
             raise ConfigError(unknown("setting", name, known))
         of_all, first = known.get(name, {}), next(iter(known.get(name, {}).values()), None)
-        own_field = of_all.get("") or fields_of_method.get(name) or first
+        own_field = of_all.get(ALL_RUNS) or fields_of_method.get(name) or first
         check_option(own_field, value, flag(name))  # type: ignore[arg-type]
     tables = [PRESETS] + ([RELEASED] if given.get("protocol") == "released" else [])
     preset: dict[str, Any] = {}
@@ -155,21 +156,21 @@ def resolve(
                 preset |= values
     model = absolute(given.get("model", preset.get("model", ModelOptions.model)))
     settings = preset | scenario_defaults(scenario) | model_defaults(model) | given
-    common = {name: value for name, value in settings.items() if "" in known.get(name, {})}
+    common = {name: value for name, value in settings.items() if ALL_RUNS in known.get(name, {})}
     common["model"] = model
     # Presets are for built-in methods. An option of a plug-in that is called as a setting of all
     # runs, such as lr, is set in `own` only.
     usual = settings if method in METHODS else {n: v for n, v in given.items() if n not in common}
     options = {}
-    for name, of in fields_of_method.items():
+    for name, option_field in fields_of_method.items():
         if own is not None and name in own:
-            check_option(of, own[name], f"--set {name}")
+            check_option(option_field, own[name], f"--set {name}")
             options[name] = own[name]
         elif name in usual:
             options[name] = usual[name]
-        elif of.default is not MISSING:
-            options[name] = of.default
-        elif of.default_factory is MISSING:
+        elif option_field.default is not MISSING:
+            options[name] = option_field.default
+        elif option_field.default_factory is MISSING:
             raise ConfigError(f"{method_class(method).name} needs --set {name}=…")
     return Config(scenario=scenario, method=method, options=options, **common)
 
@@ -183,7 +184,7 @@ def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
     """
     scenario, methods = configs[0].scenario, [config.method_name for config in configs]
     kinds = [method_class(config.method) for config in configs]
-    used = _OF_ALL_RUNS.union(*(config.as_dict() for config in configs))
+    used = _NOT_IN_TRACE.union(*(config.as_dict() for config in configs))
     for name, value in given.items():
         if value is not None and name in unused_by_scenario(scenario, given):
             raise ConfigError(f"{short_name(scenario)} does not use {flag(name)}")
@@ -200,7 +201,7 @@ def refuse_unused(configs: Sequence[Config], given: Mapping[str, Any]) -> None:
 
 def describe_default(name: str) -> str:
     """The default of a setting, and the scenarios with another one, in words."""
-    defaults = {_shown(of.default): None for of in setting_fields()[name].values()}
+    defaults = {_shown(f.default): None for f in setting_fields()[name].values()}
     others = [f"{_shown(preset[name])} for {p}" for p, preset in PRESETS if name in preset]
     protocol = [
         f"{_shown(preset[name])} with --protocol released" + ("" if p == "*" else f" for {p}")

@@ -16,7 +16,7 @@ from forgetless.training.build import make_learner
 
 
 def method_step(
-    made: Rebuilt,
+    rebuilt: Rebuilt,
     method: Method[Any],
     trace: Trace,
     seed: int,
@@ -30,22 +30,26 @@ def method_step(
     call.
 
     Arguments:
-        made: what the run was made with.
+        rebuilt: what the run was made with.
         method: any method that does not need the batch of a step.
         trace: of the run, with the weights after each of those tasks.
         seed: of the trace.
         learned: number of tasks.
     """
     if method.needs_batch:
-        raise ConfigError(f"{method.name} needs the batch of every step, which a forecast has not")
+        raise ConfigError(
+            f"{method.name} needs the batch of every step, which a forecast does not have"
+        )
     device = device or torch.device("cpu")
-    heads = made.heads or None
-    learner = make_learner(made.tasks, method, made.model, (seed,), made.training, heads, device)
+    heads = rebuilt.heads or None
+    learner = make_learner(
+        rebuilt.tasks, method, rebuilt.model, (seed,), rebuilt.training, heads, device
+    )
     network, view = learner.network, learner.view
     for task in range(learned):
         network.load_state_dict(0, trace.weights(seed, task))
         view.task = task
-        split = made.tasks.task(task, (seed,)).train
+        split = rebuilt.tasks.task(task, (seed,)).train
         learner.consolidate(split.to(device, network.theta.dtype), task)
     view.task = learned
     network.module.eval()

@@ -1,8 +1,8 @@
 """The tasks, the settings and the network of a run made again, from its trace."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, build_scenario
 from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError
 from forgetless.support.imports import load_object
-from forgetless.support.plugins import Kind, installed
+from forgetless.support.options import select_options
+from forgetless.support.plugins import PluginKind, installed
 from forgetless.trace import Trace
 from forgetless.training.build import ModelSource, head_of, make_model
 from forgetless.training.description import layers_fingerprint, task_fingerprint
 from forgetless.training.models import MODELS, ModelFactory, ModelOptions
 from forgetless.training.settings import Training
 
-Made = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script
+FromScript = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script
 _SCRIPT = "a function of the script, --from SCRIPT.py:FUNCTION, that returns"
 
 
@@ -90,12 +91,14 @@ def rebuild(
         _check_given(where, config, tasks, model)
     if tasks is None:
         options = {"tasks": max(n_tasks, len(trace.tasks))}
-        chosen = _chosen(ScenarioOptions, config | options)
+        chosen = select_options(ScenarioOptions, config | options)
         tasks = build_scenario(str(config["scenario"]), chosen, data, download=download)
     else:
         _check_tasks(where, trace, tasks)
     if model is None:
-        model = ModelFactory(_chosen(ModelOptions, config), tasks.input_shape, tasks.n_outputs)
+        model = ModelFactory(
+            select_options(ModelOptions, config), tasks.input_shape, tasks.n_outputs
+        )
     elif layers_fingerprint(make_model(model, seed=0)) != trace.fingerprint.get("model"):
         warnings.warn(
             f"{where} was trained with another model than the one given: its layers or their "
@@ -104,10 +107,10 @@ def rebuild(
             stacklevel=2,
         )
     heads = tuple(part for part in str(config.get("heads", "")).split(",") if part)
-    return Rebuilt(tasks, model, _chosen(Training, config), heads)
+    return Rebuilt(tasks, model, select_options(Training, config), heads)
 
 
-def load_made(text: str) -> Made:
+def load_from_script(text: str) -> FromScript:
     """Tasks and model from a script's function, "script.py:make".
 
     Arguments:
@@ -156,7 +159,7 @@ def _check_given(
         )
 
 
-def _is_unknown(kind: Kind, config: Mapping[str, Any], builtin: Collection[str]) -> bool:
+def _is_unknown(kind: PluginKind, config: Mapping[str, Any], builtin: Collection[str]) -> bool:
     """Whether a run's scenario or model is neither built in nor an installed plug-in."""
     name = config.get(kind)
     return f"{kind}_from" in config or not (name in builtin or name in installed(kind))
@@ -170,9 +173,3 @@ def _check_tasks(where: str, trace: Trace, tasks: Scenario) -> None:
     for t, expected in enumerate(known):
         if task_fingerprint(tasks.task(t, trace.seeds[:1])) != expected:
             raise ConfigError(f"tasks are not those of {where}: the data of task {t + 1} differ")
-
-
-def _chosen(kind: Callable[..., Any], config: Mapping[str, Any]) -> Any:
-    """The options of one kind, from a configuration that has others too."""
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in config.items() if name in names})

@@ -47,6 +47,11 @@ class AGEM(Rehearsal[Any]):
         """The loss on earlier tasks depends on their heads; the released code leaves them out."""
         return self.heads == "own"
 
+    @property
+    def needs_own_heads(self) -> bool:
+        """The released code chooses among heads."""
+        return self.heads == "released"
+
     def init(self, view: View) -> None:
         """No samples yet."""
 

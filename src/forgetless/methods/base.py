@@ -18,15 +18,15 @@ from forgetless.support.errors import ConfigError
 from forgetless.support.options import check_options
 
 ActsOn = Literal["gradient", "update"]
-S = TypeVar("S")
+State = TypeVar("State")
 
 
-class Method(ABC, Generic[S]):
+class Method(ABC, Generic[State]):
     """A way to learn the next task without losing the earlier ones.
 
     Subclasses are frozen dataclasses whose fields are the hyperparameters. A field made by `option`
-    is checked when the method is made, and is an option of the command line. S is the type of the
-    state: a tree as `methods.state` describes.
+    is checked when the method is made, and is an option of the command line. State is the type of
+    its state: a tree as `methods.state` describes.
 
     Attributes:
         name: in configurations and on the command line.
@@ -94,11 +94,11 @@ class Method(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def init(self, view: View) -> S:
+    def init(self, view: View) -> State:
         """The state before the first step."""
 
     @abstractmethod
-    def update(self, g: Tensor, state: S, view: View) -> tuple[Tensor, S]:
+    def update(self, g: Tensor, state: State, view: View) -> tuple[Tensor, State]:
         """The step in place of g, (S, p), and the next state; called at every step.
 
         Arguments:
@@ -106,7 +106,7 @@ class Method(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def consolidate(self, state: S, view: View, task: FinishedTask) -> S:
+    def consolidate(self, state: State, view: View, task: FinishedTask) -> State:
         """The state once a task is learned."""
 
     @property
@@ -124,10 +124,15 @@ class Method(ABC, Generic[S]):
         return False
 
     @property
+    def needs_own_heads(self) -> bool:
+        """Whether every task must have a head of its own."""
+        return False
+
+    @property
     def may_leave_unprotected(self) -> bool:
         """Whether some parameters can be trained out of the method's reach throughout a run."""
         return True
 
-    def trains_heads(self, state: S) -> bool:
+    def trains_heads(self, state: State) -> bool:
         """Whether parameters outside of the method's reach (heads) follow their own gradient."""
         return True

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from forgetless.linalg import project_cone
 from forgetless.methods.base import ActsOn
-from forgetless.methods.rehearsal import KeepsEach
+from forgetless.methods.rehearsal import PerTaskRehearsal
 from forgetless.methods.view import View
 from forgetless.support.options import option, real, whole
 
 
 @final
 @dataclass(frozen=True)
-class GEM(KeepsEach):
+class GEM(PerTaskRehearsal):
     """Steps oppose no task's loss gradient: the nearest vector to g with ⟨g̃, g_k⟩ ≥ 0 for all k.
 
     Arguments:
@@ -41,4 +41,4 @@ class GEM(KeepsEach):
         """Project on the cone that raises no task's loss."""
         if not state:
             return g, state
-        return project_cone(g, self.mean_gradients(state, view), self.margin), state
+        return project_cone(g, view.gradients(state), self.margin), state

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from forgetless.linalg import project_out_span
-from forgetless.methods.rehearsal import KeepsEach
+from forgetless.methods.rehearsal import PerTaskRehearsal
 from forgetless.methods.view import View
 from forgetless.support.options import option, whole
 
 
 @final
 @dataclass(frozen=True)
-class GEMNT(KeepsEach):
+class GEMNT(PerTaskRehearsal):
     """Steps are orthogonal to every task's loss gradient, whatever the sign: g̃ = (I − G Gᵀ) g.
 
     G's columns are an orthonormal basis of the tasks' mean loss gradients at the current weights.
@@ -36,4 +36,4 @@ class GEMNT(KeepsEach):
         """Project out the span of the tasks' mean loss gradients."""
         if not state:
             return g, state
-        return project_out_span(g, self.mean_gradients(state, view)), state
+        return project_out_span(g, view.gradients(state)), state

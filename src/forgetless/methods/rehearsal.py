@@ -3,15 +3,13 @@
 from abc import ABC
 from typing import Any, ClassVar, TypeVar
 
-from torch import Tensor
-
 from forgetless.methods.base import Method
 from forgetless.methods.view import FinishedTask, View
 
-K = TypeVar("K")
+State = TypeVar("State")
 
 
-class Rehearsal(Method[K], ABC):
+class Rehearsal(Method[State], ABC):
     """A method that stores samples of earlier tasks, and follows the loss on them."""
 
     idle_before_first_task: ClassVar[bool] = True
@@ -23,7 +21,7 @@ class Rehearsal(Method[K], ABC):
         return True
 
 
-class KeepsEach(Rehearsal[tuple[Any, ...]], ABC):
+class PerTaskRehearsal(Rehearsal[tuple[Any, ...]], ABC):
     """A method that stores some samples of each task, apart from those of the others."""
 
     memory: int
@@ -37,7 +35,3 @@ class KeepsEach(Rehearsal[tuple[Any, ...]], ABC):
     ) -> tuple[Any, ...]:
         """Store some samples of the task."""
         return (*state, task.draw(self.memory))
-
-    def mean_gradients(self, state: tuple[Any, ...], view: View) -> Tensor:
-        """g_k = mean loss gradient on the samples of task k, for every task: (S, K, p)."""
-        return view.gradients(state)

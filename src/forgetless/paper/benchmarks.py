@@ -100,21 +100,19 @@ class Scale:
                 the network as the released code trains it.
             settings: further changes.
         """
-        of = self.benchmarks[benchmark]
-        chosen: dict[str, Any] = {"memory": self.memory, "seeds": self.seeds, **of.settings}
+        task_set = self.benchmarks[benchmark]
+        chosen: dict[str, Any] = {"memory": self.memory, "seeds": self.seeds, **task_set.settings}
         if protocol == "released":
             chosen["protocol"] = "released"
-        if method in of.storage:
-            chosen["storage"] = of.storage[method]
-        restricted = {} if protocol == "corrected" else of.network
-        return resolve(of.scenario, method, **chosen | dict(restricted) | settings)
+        if method in task_set.storage:
+            chosen["storage"] = task_set.storage[method]
+        restricted = {} if protocol == "corrected" else task_set.network
+        return resolve(task_set.scenario, method, **chosen | dict(restricted) | settings)
 
     def with_method(self, config: Config, method: str, **options: Any) -> Config:
         """The same configuration of a benchmark with another method."""
-        of = next(b for b in self.benchmarks.values() if b.scenario == config.scenario)
-        known = {
-            name: value for name, value in of.settings.items() if name in method_options(method)
-        }
+        found = next(b for b in self.benchmarks.values() if b.scenario == config.scenario)
+        known = {n: value for n, value in found.settings.items() if n in method_options(method)}
         return config.with_method(method, **known | options)
 
     def tasks(self, benchmark: str) -> int:

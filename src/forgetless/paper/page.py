@@ -85,9 +85,9 @@ def _head(records: Results) -> list[str]:
         "",
         f"Here {titles}. Mean ± standard deviation over {', '.join(seeds) or 'no'} seeds unless "
         "said; accuracies and differences in percent and points. 2σ is two standard deviations, "
-        "the paper's and ours combined; standard errors are of the seeds' paired differences, but "
-        "where numbers of two benchmarks or the paper's and ours are compared, both sides' "
-        "combined.",
+        "the paper's and ours combined. Standard errors are those of paired differences over "
+        "seeds. Where two benchmarks, or the paper and this code, are compared, both sides' errors "
+        "are combined.",
         "",
         "*A_T* is the mean final accuracy over all tasks, *F_T* the mean over all tasks but the "
         "last of max_{t ≥ s} a_{t,s} − a_{T,s}, with a_{t,s} the accuracy on task s after task t. "

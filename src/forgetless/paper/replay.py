@@ -17,7 +17,7 @@ from forgetless.tangent import TangentFeatures, stored
 from forgetless.trace import Trace
 from forgetless.training.build import make_learner
 from forgetless.training.models import ModelFactory
-from forgetless.training.sampling import batch_of, choose
+from forgetless.training.sampling import batch_of, choose_indices
 
 
 @final
@@ -72,7 +72,7 @@ class Replay:
         if self._gem_nt is None:
             self.learner.consolidate(train, task)
         else:
-            index = choose(self._gem_nt.memory, len(train), self._draws).to(theta.device)
+            index = choose_indices(self._gem_nt.memory, len(train), self._draws).to(theta.device)
             self._kept.append(batch_of(train, index, task))
 
     def kept_bytes(self) -> int:
@@ -103,7 +103,7 @@ class Replay:
         theta = self.learner.network.theta
         train = self.scenario.task(task, self.seeds).train.to(theta.device, theta.dtype)
         generators = [stream(seed, purpose, task) for seed in self.seeds]
-        return batch_of(train, choose(count, len(train), generators).to(theta.device), task)
+        return batch_of(train, choose_indices(count, len(train), generators).to(theta.device), task)
 
     def features(self, samples: Samples) -> list[TangentFeatures]:
         """φ of the samples at the present weights, for each seed."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -26,6 +26,7 @@ from forgetless.paper.pictures import Pictures
 from forgetless.paper.replay import Replay
 from forgetless.paper.results import Data, Results, rounded
 from forgetless.support.errors import ForgetlessError, TraceError, TrainingError
+from forgetless.support.options import select_options
 from forgetless.support.provenance import versions
 from forgetless.trace import Keep, Trace, is_complete, is_trace, load_trace
 from forgetless.trace.cache import read_beside, write_beside
@@ -266,26 +267,26 @@ class Workshop:
             found = rounded(probe.measure(self, run))
             seconds = time.perf_counter() - started
             result = ProbeResult(found, seconds, versions(self.device))
-            write_beside(self.runs / run.key, probe.name, self._made_as(probe), asdict(result))
+            write_beside(
+                self.runs / run.key, probe.name, self._probe_version(probe), asdict(result)
+            )
         self.probed.append(result)
         return result.found
 
     def _stored(self, probe: Probe, run: Run) -> ProbeResult | None:
-        plain = read_beside(self.runs / run.key, probe.name, self._made_as(probe))
+        plain = read_beside(self.runs / run.key, probe.name, self._probe_version(probe))
         try:
             result = None if plain is None else ProbeResult(**plain)
         except TypeError:
             return None
         return result if result is not None and result.is_sound else None
 
-    def _made_as(self, probe: Probe) -> list[Any]:
+    def _probe_version(self, probe: Probe) -> list[Any]:
         return [probe.version, self.scale.name]
 
     def scenario(self, config: Config) -> Scenario:
         """The tasks of a run."""
-        options = ScenarioOptions(
-            **{f.name: getattr(config, f.name) for f in fields(ScenarioOptions)}
-        )
+        options = select_options(ScenarioOptions, vars(config))
         known = self._scenarios.get(options)
         if known is None or known[0] != config.scenario:
             known = config.scenario, build_scenario(config.scenario, config, self.data)

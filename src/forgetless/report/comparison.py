@@ -14,6 +14,7 @@ from forgetless.report.palette import places
 from forgetless.support.errors import TraceError
 from forgetless.trace import (
     INCIDENTAL,
+    TRACE_FILE,
     Metric,
     Trace,
     is_trace,
@@ -26,7 +27,7 @@ from forgetless.trace.notebook import comparison_html
 
 Array = NDArray[np.float64]
 # Setting of a scenario → its name in the field, and which classes compete for a sample.
-SETTINGS = {
+SETTING_TITLES = {
     "task": ("task-incremental", "A sample's task is known: only the classes of its task compete."),
     "domain": ("domain-incremental", "All tasks have the same classes, and all of them compete."),
     "class": ("class-incremental", "All classes of the tasks learned so far compete."),
@@ -53,9 +54,7 @@ class Entry:
     @property
     def learned(self) -> int:
         """The number of tasks that the seeds that count have learned."""
-        own = np.isfinite(np.diagonal(self.counted, axis1=1, axis2=2))
-        known = np.append(own.all(axis=0), False)
-        return int(np.argmin(known))
+        return metrics.tasks_learned(self.counted)
 
     @property
     def counted(self) -> Array:
@@ -121,7 +120,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """Scenario and setting: "split-mnist, task-incremental"."""
-        known = [SETTINGS[self.setting][0]] if self.setting in SETTINGS else []
+        known = [SETTING_TITLES[self.setting][0]] if self.setting in SETTING_TITLES else []
         return ", ".join([self.scenario, *known])
 
     @property
@@ -170,7 +169,7 @@ def find_traces(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Trace],
     found: dict[Path, Trace] = {}
     broken: dict[Path, str] = {}
     for folder in map(Path, folders):
-        inside = [file.parent for file in sorted(folder.rglob("trace.json")) if file.is_file()]
+        inside = [file.parent for file in sorted(folder.rglob(TRACE_FILE)) if file.is_file()]
         inside = [folder] if is_trace(folder) else inside
         if not inside:
             raise TraceError(f"{folder} holds no trace, and neither do the folders in it")

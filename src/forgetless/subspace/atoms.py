@@ -11,8 +11,9 @@ from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
-from forgetless.linalg import float64
+from forgetless.linalg import TINY, float64
 from forgetless.subspace.base import refuse_infinite
+from forgetless.subspace.movable import Movable
 from forgetless.tangent import TangentFeatures, concatenated, empty_features, stored
 
 # The share of a direction's squared length outside the earlier ones above which one pass leaves no
@@ -23,11 +24,9 @@ _STEEPEST = 1e11
 _STEEP = (1e7, 1e9)
 # The share of a direction's squared length outside the others at which it counts as dependent.
 # Coefficients grow as its inverse: below it, their rounding costs more than the direction helps.
-_DEPENDENT = 1e-9
+_SQUARED_RESIDUAL = 1e-9
 # Steps of the power method.
 _POWERS = 12
-# Mask (p,) of the parameters that can move, pseudo-inverse (K, K) of the Gram matrix over them.
-Movable = tuple[Tensor, Tensor]
 
 
 @final
@@ -91,29 +90,29 @@ class Atoms:
         Arguments:
             movable: if not all parameters can move.
         """
-        mask, inverse = movable if movable is not None else (None, None)
-        for _ in range(self.passes if movable is None else 2):
-            if mask is not None:
-                g = g * mask
+        inverse = self._gram_inverse if movable is None else movable.inverse
+        for _ in range(self.passes if movable is None else movable.passes):
+            if movable is not None:
+                g = g * movable.mask
             along = float64(self.phi @ g)
             along = along if self.weights is None else self.weights @ along
-            c = (self._gram_inverse if inverse is None else inverse) @ along
+            c = inverse @ along
             c = c if self.weights is None else c @ self.weights
             g = g - self.phi.combine(c.unsqueeze(0).to(g))[0]
-        return g if mask is None else g * mask
+        return g if movable is None else g * movable.mask
 
     def restricted(self, columns: Sequence[slice]) -> Movable:
         """The argument of `project_out` when only the parameters in these columns can move."""
         mask = torch.zeros(self.phi.shape[1], dtype=torch.bool, device=self.phi.like.device)
         for some in columns:
             mask[some] = True
-        names = [name for name, its in self.phi.columns() if its in columns]
+        names = [name for name, own in self.phi.columns() if own in columns]
         gram = _weighted(self.phi.gram_over(names), self.weights, self.weights)
         # A short direction constrains as much as a long one.
         scale = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
         unit = scale.unsqueeze(1) * gram * scale
         inverse = torch.linalg.pinv(unit, rtol=1e-10, hermitian=True)
-        return mask, scale.unsqueeze(1) * inverse * scale
+        return Movable(mask, scale.unsqueeze(1) * inverse * scale)
 
     def with_samples(self, phi: TangentFeatures) -> Self:
         """These directions and the features of more samples."""
@@ -207,7 +206,7 @@ class Atoms:
 
     def _moments(self, inside: Tensor, total: float) -> Tensor:
         """The moments with one more task, of directions (k, K) in the basis V and its variance."""
-        moments = inside.T @ inside / max(total, 1e-300)
+        moments = inside.T @ inside / max(total, TINY)
         moments[: self.rank, : self.rank] += self.moments
         return moments
 
@@ -252,7 +251,7 @@ def independent(rest: Tensor, lengths: Tensor) -> Tensor:
     factor, order, rank, _ = dpstrf(unit.cpu().numpy(), tol=0.0, lower=1)
     left = np.square(np.diag(factor))
     left[rank:] = 0.0
-    chosen = order[left > _DEPENDENT].astype(np.int64) - 1
+    chosen = order[left > _SQUARED_RESIDUAL].astype(np.int64) - 1
     return torch.from_numpy(np.sort(chosen))
 
 
@@ -290,11 +289,11 @@ def best_rows(vectors: Tensor, moments: Tensor, limit: int) -> Tensor:
     rest, m = vectors.cpu().numpy().copy(), moments.cpu().numpy()
     seen = rest @ m
     lengths = np.square(rest).sum(1)
-    least = _DEPENDENT * lengths
+    least = _SQUARED_RESIDUAL * lengths
     chosen: list[int] = []
     while len(chosen) < limit:
         left = np.square(rest).sum(1)
-        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, 1e-300), -1.0)
+        gains = np.where(left > least, (seen * rest).sum(1) / np.maximum(left, TINY), -1.0)
         gains[chosen] = -1.0
         best = int(gains.argmax())
         if gains[best] < 0:

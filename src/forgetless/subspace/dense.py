@@ -7,9 +7,10 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64, orthonormalize
+from forgetless.linalg import TINY, float64, orthonormalize
 from forgetless.subspace.base import Record, Subspace, refuse_infinite
 from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
+from forgetless.subspace.movable import Movable
 from forgetless.subspace.projection import (
     aligned,
     coefficients,
@@ -29,7 +30,6 @@ from forgetless.tangent import (
 
 # Numbers converted to float64 at once.
 _EXACT = 1 << 22
-_TINY = 1e-300
 # The norm of the inverse of V Vᵀ over some parameters above which rounding matters.
 _STEEP = 100.0
 
@@ -48,8 +48,7 @@ class DenseSubspace(Subspace):
             task's variance in each direction.
         record: what each task added.
         storage: how the rows are stored.
-        movable: if not all parameters can move, the mask (p,) of those that can, the
-            pseudo-inverse (S, K, K) of V Vᵀ over them, and how often a projection is done.
+        movable: the parameters that can move, if not all can.
     """
 
     rows: Tensor
@@ -58,7 +57,7 @@ class DenseSubspace(Subspace):
     storage: Storage = DENSE
     over_ranks: ClassVar[bool] = True
     _square_bytes: ClassVar[int] = SQUARE_BYTES["dense"]
-    movable: tuple[Tensor, Tensor, int] | None = None
+    movable: Movable | None = None
 
     @classmethod
     def empty(cls, theta: Tensor, storage: Storage = DENSE) -> Self:
@@ -77,7 +76,7 @@ class DenseSubspace(Subspace):
 
     def bytes_by_parameter(self, columns: Mapping[str, slice]) -> dict[str, int]:
         each = self.rows.element_size() * self.rank
-        return {name: each * (its.stop - its.start) for name, its in columns.items()}
+        return {name: each * (own.stop - own.start) for name, own in columns.items()}
 
     def explained(self) -> Tensor:
         return self.moments.diagonal(dim1=1, dim2=2).sum(1)
@@ -95,9 +94,9 @@ class DenseSubspace(Subspace):
             return project_out_rows(g, self.rows)
         if self.movable is None:
             return g - combination(self._sum(coefficients(g, self.rows)), self.rows)
-        mask, inverse = (t.to(g.device) for t in self.movable[:2])
+        mask, inverse = self.movable.mask.to(g.device), self.movable.inverse.to(g.device)
         g = g * mask
-        for _ in range(self.movable[2]):
+        for _ in range(self.movable.passes):
             along = self._sum(coefficients(g, self.rows)).to(inverse)
             inside = (inverse @ along.unsqueeze(2)).squeeze(2).to(g)
             g = g - combination(inside, self.rows) * mask
@@ -120,8 +119,7 @@ class DenseSubspace(Subspace):
         inverse = torch.linalg.pinv(self._sum(gram), rtol=1e-10, hermitian=True)
         # One pass leaves too much of a direction of which little can move.
         steep = self.rank and float(torch.linalg.matrix_norm(inverse, 2).max()) > _STEEP
-        movable = mask, inverse, 2 if steep else 1
-        return replace(self, movable=movable)
+        return replace(self, movable=Movable(mask, inverse, passes=2 if steep else 1))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         vectors = [phi.dense() for phi in features]
@@ -156,7 +154,7 @@ class DenseSubspace(Subspace):
         squares = [float(of_seed.square().sum()) for of_seed in lengths]
         totals = squares if totals is None else totals
         refuse_infinite(*totals)
-        shares = [one / max(total, _TINY) for one, total in zip(squares, totals, strict=True)]
+        shares = [one / max(total, TINY) for one, total in zip(squares, totals, strict=True)]
         problems = zip(vectors, self.rows, lengths, strict=True)
         found = [_taken_apart(*problem, ranks) for problem in problems]
         count = self.rank + max(len(new) for new, _ in found)
@@ -167,7 +165,7 @@ class DenseSubspace(Subspace):
         for s, ((new, inside), total) in enumerate(zip(found, totals, strict=True)):
             size = self.rank + len(new)
             rows[s, self.rank : size] = new
-            moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, _TINY))
+            moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, TINY))
         record = self.record.with_task([len(new) for new, _ in found], shares)
         grown = replace(self, rows=rows, moments=moments, record=record, movable=None)
         return grown.stored(self.storage)

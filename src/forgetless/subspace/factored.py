@@ -8,10 +8,11 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64
-from forgetless.subspace.atoms import Atoms, Movable
+from forgetless.linalg import TINY, float64
+from forgetless.subspace.atoms import Atoms
 from forgetless.subspace.base import Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
+from forgetless.subspace.movable import Movable
 from forgetless.subspace.storage import DENSE, FACTORED, SQUARE_BYTES, Storage
 from forgetless.support.cuda_graphs import run_concurrently
 from forgetless.tangent import (
@@ -36,8 +37,7 @@ class FactoredSubspace(Subspace):
         atoms: of each seed; none before the first task.
         record: what each task added.
         storage: how the directions are stored.
-        movable: if not all parameters can move, for each seed their mask (p,) and the
-            pseudo-inverse (K, K) of the Gram matrix over them.
+        movable: for each seed the parameters that can move, if not all can.
     """
 
     atoms: tuple[Atoms, ...]
@@ -94,7 +94,7 @@ class FactoredSubspace(Subspace):
         for old, phi in zip(before, map(stored, features), strict=True):
             values, weights, total = phi.top_weights(components, centred=centred)
             grown.append(old.with_combinations(phi, values, weights, total))
-            shares.append(float(values.square().sum()) / max(total, 1e-300))
+            shares.append(float(values.square().sum()) / max(total, TINY))
         return self._extended(grown, shares)
 
     def _extended(self, grown: Sequence[Atoms], shares: Sequence[float]) -> Self:

@@ -1,14 +1,13 @@
 """The memory that directions will need, and the storage that fits a budget."""
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import final
 
 import torch
 
 from forgetless.subspace.storage import SQUARE_BYTES, STORAGES, Storage, most_directions
 from forgetless.support.errors import MemoryShortageError, first_line
+from forgetless.support.memory import free_memory, total_memory
 from forgetless.support.options import AUTO, format_bytes, parse_bytes
 from forgetless.tangent import TangentFeatures, stored, stored_bytes
 
@@ -113,7 +112,7 @@ def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> St
     if most < 1:
         least = min(needs.bytes(replace(STORAGES[name], max_rank=1)) for name in smallest)
         raise MemoryShortageError(
-            f"--budget must be enough for at least one direction, {format_bytes(least)} for this "
+            f"budget must be enough for at least one direction, {format_bytes(least)} for this "
             f"model, not {format_bytes(budget)}"
         )
     return replace(best, max_rank=most)
@@ -121,21 +120,7 @@ def fitting_storage(needs: Footprint, budget: float, device: torch.device) -> St
 
 def budget_of(device: torch.device, budget: str = AUTO) -> float:
     """A budget in bytes; "auto" is a share of the device's free memory."""
-    return _SHARE_OF_FREE * _free(device) if budget == AUTO else parse_bytes(budget)
-
-
-def _free(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    except (OSError, ValueError):
-        pass  # a system without it
-    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    return float("inf")
+    return _SHARE_OF_FREE * free_memory(device) if budget == AUTO else parse_bytes(budget)
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -157,15 +142,15 @@ def shortage(
     """
     reason = first_line(error).rstrip(".")
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = free_memory(device), total_memory(device)
         reason = f"{format_bytes(total - free)} of {format_bytes(total)} in use ({reason})"
     if needs is None:
-        remedy = "a smaller --batch-size, --memory or model, or fewer --seeds-together, may fit"
+        remedy = "a smaller batch_size, memory or model, or fewer seeds_together, may fit"
     else:
         others = [n for n in _TRIED if STORAGES[n] != now and (n != "cpu" or device.type != "cpu")]
-        sizes = [f"{format_bytes(needs.bytes(STORAGES[n]))} with --storage {n}" for n in others]
+        sizes = [f"{format_bytes(needs.bytes(STORAGES[n]))} with storage {n}" for n in others]
         remedy = (
             f"its {needs.directions} directions take {format_bytes(needs.bytes(now))} as {now}, "
-            f"{', '.join(sizes)}, and fewer with a smaller --memory; --budget auto picks one"
+            f"{', '.join(sizes)}, and less with a smaller memory; budget auto picks a storage"
         )
     return MemoryShortageError(f"there is not enough memory {where}: {reason}; {remedy}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular, vector_norm
 
-from forgetless.linalg import float64, product_of_long
+from forgetless.linalg import float64, matmul_long_rows
 from forgetless.support.collectives import Ranks
 
 # Numbers converted to float64 at once: those that fit a cache, or keep a GPU busy.
@@ -18,10 +18,10 @@ _NEARLY = {torch.float32: 1e-4, torch.float64: 1e-8}
 # Both for old rows rounded to half precision, whose own inner products are no smaller.
 _HALF_SETTLED, _HALF_NEARLY = 1e-4, 1e-2
 # The relative residual of a row below which it depends on others: the rest is rounding.
-_DEPENDENT = 1e-5
+_RESIDUAL = 1e-5
 # The same in the second round, for old rows in half precision: what their rounding left may have
 # been normalised in the first round, whereas new rows are orthonormal up to that rounding by now.
-_HALF_DEPENDENT = 0.1
+_HALF_RESIDUAL = 0.1
 # Columns whose squares are summed in the rows' own precision.
 _PIECE = 1024
 
@@ -73,7 +73,7 @@ def orthonormalize_in_place(
         error = float(torch.cat([inside.abs().flatten(), off.flatten(), off.new_zeros(1)]).max())
         if again and error <= settled:
             break
-        dependent = max(_DEPENDENT, _HALF_DEPENDENT if again and half else least)
+        dependent = max(_RESIDUAL, _HALF_RESIDUAL if again and half else least)
         factor, kept = _factor(gram, dependent)
         if len(kept) < len(vectors):
             vectors = vectors[kept]
@@ -105,7 +105,7 @@ def _factor(gram: Tensor, least: float) -> tuple[Tensor, Tensor]:
     size = len(gram)
     whole, failed = torch.linalg.cholesky_ex(gram)
     inverse = solve_triangular(whole, torch.eye(size).to(whole), upper=False)
-    sure = (whole.diagonal() > least) & (_DEPENDENT * inverse.norm(dim=1) < 1) & (failed == 0)
+    sure = (whole.diagonal() > least) & (_RESIDUAL * inverse.norm(dim=1) < 1) & (failed == 0)
     if bool(sure.all()):
         return whole, torch.arange(size, device=gram.device)
     kept: list[int] = []
@@ -113,7 +113,7 @@ def _factor(gram: Tensor, least: float) -> tuple[Tensor, Tensor]:
     rest = gram.cpu().clone()
     for i in range(size):
         c = solve_triangular(found[kept].T, found[i].unsqueeze(1), upper=True)
-        if float(rest[i, i]) <= max(least**2, _DEPENDENT**2 * (1 + float(c.square().sum()))):
+        if float(rest[i, i]) <= max(least**2, _RESIDUAL**2 * (1 + float(c.square().sum()))):
             continue
         column = rest[:, i] / rest[i, i].sqrt()
         column[kept] = 0.0
@@ -163,9 +163,9 @@ def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None =
     out = float64(a.new_zeros(len(a), len(b)))
     for left, right in _cut(a, b):
         if exact:
-            out += product_of_long(float64(left).to(out), float64(right).to(out))
+            out += matmul_long_rows(float64(left).to(out), float64(right).to(out))
         else:
-            out += product_of_long(left, right.to(left)).to(out)
+            out += matmul_long_rows(left, right.to(left)).to(out)
     return out if ranks is None or out.numel() == 0 else ranks.sum(out)
 
 

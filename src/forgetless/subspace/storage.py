@@ -12,7 +12,7 @@ from forgetless.support.errors import require
 from forgetless.support.layout import Layout
 from forgetless.support.options import whole
 
-Kind = Literal["dense", "factored"]
+StorageKind = Literal["dense", "factored"]
 
 
 @final
@@ -34,7 +34,7 @@ class Storage:
         layout: which columns are here, if there are several such processes.
     """
 
-    kind: Kind = "dense"
+    kind: StorageKind = "dense"
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     max_rank: int | None = None
@@ -96,7 +96,7 @@ STORAGES = {
     "factored": FACTORED,
 }
 # Bytes that K directions take for their (K, K) matrices in float64, divided by K².
-SQUARE_BYTES: dict[Kind, int] = {"dense": 8, "factored": 24}
+SQUARE_BYTES: dict[StorageKind, int] = {"dense": 8, "factored": 24}
 
 
 def most_directions(each: float, square: int, budget: float) -> int:

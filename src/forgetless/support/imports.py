@@ -43,7 +43,7 @@ def load_object(text: str, argument: str) -> Any:
     """
     place, colon, name = text.rpartition(":")
     if not (colon and place and name):
-        raise ConfigError(f"{argument} must be such as script.py:make, not {text!r}")
+        raise ConfigError(f"{argument} must be FILE:NAME, such as script.py:make, not {text!r}")
     try:
         found: Any = _module(place, argument)
         for part in name.split("."):

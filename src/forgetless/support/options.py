@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from forgetless.support.errors import require
+
+Options = TypeVar("Options")
 
 
 @final
@@ -86,14 +88,20 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def setting_name(of: Field[Any]) -> str:
+def setting_name(option_field: Field[Any]) -> str:
     """The name of a field's option on the command line and in a configuration."""
-    return of.metadata.get("setting") or of.name
+    return option_field.metadata.get("setting") or option_field.name
 
 
 def flag(name: str) -> str:
     """An option as written on the command line."""
     return "--" + name.replace("_", "-")
+
+
+def select_options(kind: Callable[..., Options], values: Mapping[str, Any]) -> Options:
+    """The options of one dataclass, from the values of a configuration that has others too."""
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names})
 
 
 def check_options(
@@ -111,10 +119,11 @@ def check_options(
             check_option(f, values[f.name], named(f.name))
 
 
-def check_option(of: Field[Any], value: object, argument: str) -> None:
+def check_option(option_field: Field[Any], value: object, argument: str) -> None:
     """Reject a value that a field does not accept; None is accepted where it is the default."""
-    accepted, choices = of.metadata.get("accepted"), of.metadata.get("choices")
-    if value is None and of.default is None:
+    accepted = option_field.metadata.get("accepted")
+    choices = option_field.metadata.get("choices")
+    if value is None and option_field.default is None:
         return
     if choices:
         require(value in choices, argument, value, " or ".join(choices))

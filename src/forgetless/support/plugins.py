@@ -16,11 +16,11 @@ from typing import Any, Literal
 from forgetless.support.errors import ConfigError
 from forgetless.support.imports import load_object
 
-Kind = Literal["method", "scenario", "model"]
+PluginKind = Literal["method", "scenario", "model"]
 
 
 @cache
-def installed(kind: Kind) -> Mapping[str, EntryPoint]:
+def installed(kind: PluginKind) -> Mapping[str, EntryPoint]:
     """The plug-ins of installed packages, by name, without importing them."""
     return {entry.name: entry for entry in entry_points(group=f"forgetless.{kind}s")}
 
@@ -30,7 +30,7 @@ def is_in_file(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
-def plugin(kind: Kind, name: str, builtin: Collection[str]) -> Any:
+def plugin(kind: PluginKind, name: str, builtin: Collection[str]) -> Any:
     """The object of a plug-in.
 
     Arguments:
@@ -60,7 +60,7 @@ def unknown(what: str, name: str, known: Collection[str]) -> str:
     return f"unknown {what} {name!r}{meant}; there are {', '.join(known) or 'none'}"
 
 
-def wrong_kind(kind: Kind, name: str, found: Any, wanted: str) -> ConfigError:
+def wrong_kind(kind: PluginKind, name: str, found: Any, wanted: str) -> ConfigError:
     """The error about a plug-in that is something else."""
     what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
     return ConfigError(f"--{kind} {name} must be {wanted}, and is {what}")
@@ -89,7 +89,7 @@ def accepted(maker: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind in named}
 
 
-def make(kind: Kind, name: str, maker: Any, offered: Mapping[str, Any]) -> Any:
+def make(kind: PluginKind, name: str, maker: Any, offered: Mapping[str, Any]) -> Any:
     """The result of a plug-in's function, called with those arguments that it takes.
 
     Arguments:

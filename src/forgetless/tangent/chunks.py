@@ -1,6 +1,5 @@
 """The rows of φ, a chunk of samples at a time, cached within a memory budget."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forgetless.support.errors import ConfigError
+from forgetless.support.memory import free_memory, total_memory
 from forgetless.tangent.blocks import Block
 from forgetless.tangent.capture import Captured, SampleLayout, capture
 from forgetless.tangent.evaluation import Evaluation
@@ -22,22 +22,13 @@ _CHUNK = {"cpu": 512, "cuda": 8192}
 _SLOWNESS = {"unused": 0, "vmap": 2, "loop": 3}  # 1: a layer's rule
 
 
-def available_bytes(device: torch.device) -> int | None:
-    """Free memory of a GPU, all memory of the machine for the CPU, None if unknown."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def require_bytes(what: str, needed: int, like: Tensor) -> None:
     """Raise if so many bytes can never fit on the device of `like`."""
-    available = available_bytes(like.device)
-    if available is not None and needed > available:
+    # What others hold of main memory they may give back.
+    available = free_memory(like.device) if like.is_cuda else total_memory(like.device)
+    if needed > available:
         raise ConfigError(
-            f"{what} would take {needed:,} bytes and {like.device} has {available:,}: "
+            f"{what} would take {needed:,} bytes and {like.device} has {available:,.0f}: "
             "take fewer samples, or use phi @ v and phi.T @ u, which do not build it"
         )
 
@@ -115,8 +106,8 @@ class Chunks:
         self.kept: dict[int, list[Piece]] = {}
         self.kept_bytes = 0
         self.rules: dict[str, str] = {}
-        free = available_bytes(self.like.device) if self.like.is_cuda else None
-        self.budget = max(_BUDGET, (free or 0) // 4)
+        free = int(free_memory(self.like.device)) if self.like.is_cuda else 0
+        self.budget = max(_BUDGET, free // 4)
         self._layout = None if known is None else known.layout
         if chunk is None and known is not None:
             chunk = self._fitting(known.sample_bytes)
@@ -183,5 +174,5 @@ class Chunks:
 
 
 def _bytes(captured: Captured) -> int:
-    blocks = (block for of in captured.blocks for block in of.values())
+    blocks = (block for piece in captured.blocks for block in piece.values())
     return distinct_bytes(t for block in blocks for t in block.tensors())

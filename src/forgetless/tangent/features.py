@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.errors import ConfigError, require
+from forgetless.support.memory import free_memory
 from forgetless.tangent.blocks import add_kernel, mirror
 from forgetless.tangent.chunks import (
     Chunks,
     FeatureSource,
     Known,
     Piece,
-    available_bytes,
     require_bytes,
 )
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
@@ -289,7 +289,7 @@ def top_weights_of_each(
     """`TangentFeatures.top_weights` of each, all at once on a GPU with enough memory."""
     like = features[0].like
     needed = _SOLVER_BYTES * sum(len(phi) ** 2 for phi in features)
-    if not like.is_cuda or needed > (available_bytes(like.device) or 0):
+    if not like.is_cuda or needed > free_memory(like.device):
         return [phi.top_weights(components, centred=centred) for phi in features]
     grams = [phi.precise_enough_gram() for phi in features]
     return principal_weights_of_each(grams, components, centred=centred, dtype=like.dtype)

@@ -69,10 +69,6 @@ class Stored:
         blocks, rows = self.parts[index]
         return [Piece(slice(start, start + rows), blocks)]
 
-    def tensors(self) -> list[Tensor]:
-        """The tensors in memory."""
-        return [t for blocks, _ in self.parts for block in blocks.values() for t in block.tensors()]
-
 
 def stored(phi: TangentFeatures, rows: Tensor | None = None) -> TangentFeatures:
     """The features, or some of their rows, in memory and independent of the network.
@@ -112,31 +108,33 @@ def merged(phi: TangentFeatures) -> TangentFeatures:
 
 def concatenated(*features: TangentFeatures) -> TangentFeatures:
     """Stored features, one below the other."""
-    sources = [phi.source for phi in features]
-    parts = [part for source in sources if isinstance(source, Stored) for part in source.parts]
+    parts = [part for phi in features for part in _parts(phi)]
     first = features[0]
     return TangentFeatures(Stored(first.names, first.sizes, first.like, _merged(parts)))
 
 
 def stored_bytes(phi: TangentFeatures) -> int:
     """Memory of stored features, shared tensors counted once; 0 if they are not stored."""
-    source = phi.source
-    return distinct_bytes(iter(source.tensors())) if isinstance(source, Stored) else 0
+    every = (block for blocks, _ in _parts(phi) for block in blocks.values())
+    return distinct_bytes(tensor for block in every for tensor in block.tensors())
 
 
 def bytes_by_parameter(phi: TangentFeatures) -> dict[str, int]:
     """Memory of each parameter's stored features; a shared tensor counts for the first one."""
-    source = phi.source
-    parts = source.parts if isinstance(source, Stored) else ()
     seen: set[object] = set()
     sizes = dict.fromkeys(phi.names, 0)
-    for blocks, _ in parts:
+    for blocks, _ in _parts(phi):
         for name in phi.names:
             for tensor in blocks[name].tensors():
                 key = same_memory(tensor)
                 sizes[name] += 0 if key in seen else tensor.nbytes
                 seen.add(key)
     return sizes
+
+
+def _parts(phi: TangentFeatures) -> tuple[tuple[Blocks, int], ...]:
+    """The parts of stored features; none of others."""
+    return phi.source.parts if isinstance(phi.source, Stored) else ()
 
 
 def _merged(parts: Sequence[tuple[Blocks, int]]) -> tuple[tuple[Blocks, int], ...]:

@@ -130,8 +130,7 @@ class Forecast:
         The most negative margins (true-class output minus the largest other one) come first.
         """
         now, then = self._margins()
-        lost = torch.nonzero((now > 0) & (then < 0)).flatten()
-        worst = lost[then[lost].argsort()][:count]
+        worst = newly_wrong(now, then, count)
         return self.index.to(worst.device)[worst]
 
     def by_class(self) -> dict[int, tuple[float, float]]:
@@ -176,6 +175,12 @@ def margins(outputs: Tensor, labels: Tensor, classes: range) -> Tensor:
     own = labels - classes.start
     others = within.scatter(1, own.unsqueeze(1), -torch.inf)
     return true_class(within, own) - others.amax(1)
+
+
+def newly_wrong(before: Tensor, after: Tensor, count: int) -> Tensor:
+    """Indices of the samples whose margin was positive and is negative, the worst first."""
+    lost = torch.nonzero((before > 0) & (after < 0)).flatten()
+    return lost[after[lost].argsort()][:count]
 
 
 @final
@@ -238,7 +243,7 @@ class SourceAndTarget:
     def _inputs(self, pair: Pair, what: str) -> Tensor:
         """The inputs of a pair, with the model's device and precision."""
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise ConfigError(f"{what} must be a pair of inputs and labels")
+            raise ConfigError(f"the {what} must be a pair of inputs and labels")
         inputs = torch.as_tensor(pair[0])
         if inputs.dim() == 0 or len(inputs) == 0:
             raise DataError(f"the {what} has no samples")
@@ -318,6 +323,19 @@ class SourceAndTarget:
         chosen = torch.randperm(len(inputs), generator=generator)[:count].to(inputs.device)
         classes = None if labels.is_floating_point() else labels[chosen]
         return tangent_features(self.tangent.module, inputs[chosen], classes, params=names)
+
+    def top_directions(
+        self,
+        pair: Pair,
+        components: int,
+        samples: int,
+        generator: torch.Generator,
+        names: Sequence[str],
+    ) -> Tensor:
+        """The top directions of φ in the named parameters, as rows over all trained (K, p)."""
+        phi = self.features(pair, samples, generator, names)
+        own = Layout({name: self.tangent.layout.shapes[name] for name in names})
+        return self.tangent.layout.join(own.split(phi.top(components)[1]))
 
 
 def _cross_entropy_within(classes: range) -> Loss:
@@ -400,64 +418,35 @@ def forecast(
     components = _counts(components)
     tell = observer or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
-    model = copied(model)
-    tangent = TangentModel(model)
+    tangent = TangentModel(copied(model))
     basis = None if basis is None else _directions(basis, tangent.theta)
     problem = SourceAndTarget(tangent, source, target, loss, source_classes, target_classes)
     if quick:
         problem.use_fewer(_QUICK_SOURCE, generator)
-    merge = _QUICK_MERGE if quick else 1
-    x, y = problem.target
-    while merge > 1 and lr * merge * curvature(tangent, x[: 8 * batch_size]) > 1:
-        merge //= 2
-    steps = list(_batches(len(x), batch_size * merge, epochs, generator))
-    first = max(1, round(_WARM_UP * len(steps)))
-    early, late = steps[:first], steps[first:]
-    linear = train_by_kernel if problem.kernel_is_cheaper(epochs) else train_linearised
-
-    def train(
-        how: Trainer,
-        at: TangentModel,
-        batches: Sequence[Tensor],
-        avoided: Tensor | None,
-        change: StepChange | None = None,
-    ) -> Tensor:
-        return how(at, SGDRun(x, y, problem.target_loss, batches, lr, batch_size, avoided, change))
-
-    def predicted(
-        avoided: Tensor | None, components: int = 0, change: StepChange | None = None
-    ) -> Prediction:
-        how = linear if change is None else train_linearised
-        at, left = tangent, steps
-        if warm_up:
-            known = change is None and avoided is basis
-            start = real if known else train(train_network, tangent, early, avoided, change)
-            at, left = tangent.moved(start), late
-        return problem.predict(at, train(how, at, left, avoided, change), components)
-
+    merge = _merged_steps(problem, lr, batch_size) if quick else 1
+    n_target = len(problem.target[1])
+    steps = list(_batches(n_target, batch_size * merge, epochs, generator))
     tell("following the first steps of real training")
-    real = train(train_network, tangent, early, basis)
-    trust = problem.followed(train(train_linearised, tangent, early, basis), real)
+    trial = _TrialTraining(problem, steps, lr, batch_size, epochs, basis, warm_up)
+    trust = trial.trust()
     tell("training the linearised network")
-    plain = predicted(basis)
+    plain = trial.predict(basis)
     protected = []
     if components:
-        stored = problem.checked(remember, "remember") if remember else problem.source
+        stored = problem.checked(remember, "remembered set") if remember else problem.source
         names = _without(tangent, exclude)
-        phi = problem.features(stored, samples, generator, names)
-        own = Layout({n: tangent.layout.shapes[n] for n in names})
-        directions = tangent.layout.join(own.split(phi.top(max(components))[1]))
+        directions = problem.top_directions(stored, max(components), samples, generator, names)
         for count in components:
             kept = directions[:count]
             tell(f"the same with {len(kept)} directions protected")
             avoided = kept
             if basis is not None:
                 avoided = torch.cat([basis, orthonormalize(kept, against=basis)])
-            protected.append(predicted(avoided, len(kept)))
+            protected.append(trial.predict(avoided, len(kept)))
     by_name = {}
     for name, change in (methods or {}).items():
         tell(f"the same with {name}")
-        by_name[name] = predicted(None, change=change)
+        by_name[name] = trial.predict(None, change=change)
     tell("measuring the overlap of the tasks")
     return Forecast(
         index=problem.index,
@@ -469,9 +458,87 @@ def forecast(
         methods=by_name,
         overlap=problem.overlap(overlap_samples, generator),
         trust=trust,
-        steps=epochs * -(-len(x) // batch_size),
+        steps=epochs * -(-n_target // batch_size),
         seconds=time.perf_counter() - started,
     )
+
+
+@final
+class _TrialTraining:
+    """Training on the target in several ways, all with the same steps.
+
+    Arguments:
+        problem: the tasks and the network.
+        steps: indices of each step's samples.
+        lr, batch_size, epochs: of the training.
+        basis: directions that plain training avoids, or None.
+        warm_up: linearise after the first steps of real training, not at the present weights.
+    """
+
+    def __init__(
+        self,
+        problem: SourceAndTarget,
+        steps: Sequence[Tensor],
+        lr: float,
+        batch_size: int,
+        epochs: int,
+        basis: Tensor | None,
+        warm_up: bool,
+    ) -> None:
+        self.problem = problem
+        self.steps = steps
+        self.lr = lr
+        self.batch_size = batch_size
+        self.basis = basis
+        self.warm_up = warm_up
+        self.first = max(1, round(_WARM_UP * len(steps)))
+        cheaper = problem.kernel_is_cheaper(epochs)
+        self.linear: Trainer = train_by_kernel if cheaper else train_linearised
+        # The change of the weights in the first steps of plain training.
+        self.real = self._early(train_network, basis)
+
+    def trust(self) -> float:
+        """How well the linearised network follows these first steps."""
+        return self.problem.followed(self._early(train_linearised, self.basis), self.real)
+
+    def predict(
+        self, avoided: Tensor | None, components: int = 0, change: StepChange | None = None
+    ) -> Prediction:
+        """The predictions for training that avoids these directions, or changes its steps."""
+        how = self.linear if change is None else train_linearised
+        at, left = self.problem.tangent, self.steps
+        if self.warm_up:
+            known = change is None and avoided is self.basis
+            start = self.real if known else self._early(train_network, avoided, change)
+            at, left = at.moved(start), left[self.first :]
+        return self.problem.predict(at, self._train(how, at, left, avoided, change), components)
+
+    def _early(
+        self, how: Trainer, avoided: Tensor | None, change: StepChange | None = None
+    ) -> Tensor:
+        """The change of the weights in the first steps."""
+        return self._train(how, self.problem.tangent, self.steps[: self.first], avoided, change)
+
+    def _train(
+        self,
+        how: Trainer,
+        at: TangentModel,
+        batches: Sequence[Tensor],
+        avoided: Tensor | None,
+        change: StepChange | None,
+    ) -> Tensor:
+        x, y = self.problem.target
+        loss, lr, size = self.problem.target_loss, self.lr, self.batch_size
+        return how(at, SGDRun(x, y, loss, batches, lr, size, avoided, change))
+
+
+def _merged_steps(problem: SourceAndTarget, lr: float, batch_size: int) -> int:
+    """How many steps a quick forecast merges into one, as far as the learning rate allows."""
+    steepest = curvature(problem.tangent, problem.target[0][: 8 * batch_size])
+    merge = _QUICK_MERGE
+    while merge > 1 and lr * merge * steepest > 1:
+        merge //= 2
+    return merge
 
 
 def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:

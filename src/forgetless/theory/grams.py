@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64
+from forgetless.linalg import TINY, float64
 from forgetless.support.errors import require
 from forgetless.support.options import SHARE
 from forgetless.theory.svd import RTOL, check_matrix
@@ -103,7 +103,7 @@ def _joint(grams: Grid) -> tuple[Tensor, list[int]]:
             expected = (sizes[s], sizes[t])
             require(block.shape == expected, name, tuple(block.shape), f"of shape {expected}")
     joint = torch.cat([torch.cat([float64(b).detach() for b in row], dim=1) for row in grams])
-    asymmetry = float((joint - joint.T).abs().max() / joint.abs().max().clamp_min(1e-300))
+    asymmetry = float((joint - joint.T).abs().max() / joint.abs().max().clamp_min(TINY))
     require(asymmetry < 1e-4, "grams", f"off by {asymmetry:.1e}", "symmetric: K_ts = K_stᵀ")
     return (joint + joint.T) / 2, sizes
 

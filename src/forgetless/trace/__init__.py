@@ -3,6 +3,8 @@
 from forgetless.trace.experiment import INCIDENTAL, differences, same_experiment
 from forgetless.trace.status import JOBS, RunStatus, is_complete, run_status
 from forgetless.trace.trace import (
+    KEEPS,
+    TRACE_FILE,
     Keep,
     Metric,
     Trace,
@@ -17,6 +19,8 @@ from forgetless.trace.trace import (
 __all__ = [
     "INCIDENTAL",
     "JOBS",
+    "KEEPS",
+    "TRACE_FILE",
     "Keep",
     "Metric",
     "RunStatus",

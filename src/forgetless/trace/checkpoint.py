@@ -145,7 +145,7 @@ class Store:
     def _read(self, file: Path) -> Checkpoint:
         body = _read_manifest(file)
         described = body.pop("parts")
-        parts = {part: self._read_part(of, file) for part, of in described.items()}
+        parts = {part: self._read_part(entry, file) for part, entry in described.items()}
         self._parts = described
         return Checkpoint(body, parts)
 
@@ -177,7 +177,7 @@ class Store:
                 parts = _read_manifest(file)["parts"]
             except _UnusableError:
                 continue
-            memories = [of.get("memory") for _, of in kept]
+            memories = [earlier.get("memory") for _, earlier in kept]
             one_memory = len(kept) == 2 and memories[0] == memories[1]
             if len(kept) < 2 or (one_memory and parts.get("memory") != memories[0]):
                 kept.append((file, parts))

@@ -58,7 +58,7 @@ def changed_parts(one: Trace, other: Trace) -> list[str]:
     for part, words in _PARTS.items():
         here, there = one.fingerprint.get(part), other.fingerprint.get(part)
         if isinstance(here, list) and isinstance(there, list):  # one may have learned fewer tasks
-            here, there = (of[: min(len(here), len(there))] for of in (here, there))
+            here, there = (data[: min(len(here), len(there))] for data in (here, there))
         if None not in (here, there) and here != there:
             found.append(words)
     return found

@@ -49,13 +49,19 @@ def forward_transfer(accuracy: ArrayLike, baseline: ArrayLike = 0.0) -> Array:
     return np.asarray((beforehand - chance[1 : a.shape[-1]]).mean(-1))
 
 
+def tasks_learned(accuracy: ArrayLike) -> int:
+    """The number of tasks, from the first on, that every run in (*, T, T) has learned."""
+    own = np.isfinite(np.diagonal(np.asarray(accuracy, float), axis1=-2, axis2=-1))
+    learned_by_all = own.reshape(-1, own.shape[-1]).all(0)
+    return int(np.argmin(np.append(learned_by_all, False)))
+
+
 def _learned(accuracy: ArrayLike) -> Array:
     """The leading square of the matrix: the tasks that every run in it has learned."""
     a = np.asarray(accuracy, float)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2] or a.shape[-1] == 0:
         raise ValueError(f"an accuracy matrix is (*, T, T) with T at least 1, not {a.shape}")
-    own = np.isfinite(np.diagonal(a, axis1=-2, axis2=-1)).reshape(-1, a.shape[-1]).all(0)
-    tasks = int(np.argmin(own)) if not own.all() else len(own)
+    tasks = tasks_learned(a)
     if tasks == 0:
         return np.full((*a.shape[:-2], 1, 1), np.nan)
     return a[..., :tasks, :tasks]

@@ -18,7 +18,8 @@ class RunStatus:
     """What a folder holds of a run.
 
     Attributes:
-        kind: "complete", "unfinished" if it can be resumed, "other" for another run.
+        kind: "nothing" of this run or another, "unfinished" if the run can be resumed, "complete",
+            or "other" for another run.
         difference: what makes it another run, in words.
     """
 

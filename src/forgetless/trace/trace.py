@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forgetless.support.errors import TraceError
-from forgetless.support.files import write_atomically as write_atomically
+from forgetless.support.files import write_atomically
+from forgetless.support.options import Accepted
 from forgetless.trace import metrics
 from forgetless.trace.notebook import trace_html
 
 FORMAT = 1
-_FILE = "trace.json"
-_STRUCTURE = "structure"  # in a state's file: how it is built, no part of its size
+TRACE_FILE = "trace.json"
+_STRUCTURE = "structure"  # in a state's file: how it is built; not counted in its size
 _TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Keep = Literal["all", "weights", "nothing"]
+KEEPS = Accepted(lambda value: value in get_args(Keep), "all, weights or nothing")
 Status = Literal["running", "complete", "interrupted", "failed"]
 
 
@@ -162,7 +164,7 @@ class Trace:
             "versions": self.versions,
         }
         text = json.dumps(record, indent=1, allow_nan=False, default=_plain)
-        write_atomically(self.path / _FILE, lambda file: file.write_text(text, "utf-8"))
+        write_atomically(self.path / TRACE_FILE, lambda file: file.write_text(text, "utf-8"))
 
     def keep_weights(self, seed: int, task: int, tensors: Mapping[str, Tensor]) -> None:
         """Store the weights of a seed after a task."""
@@ -190,7 +192,7 @@ class Trace:
             return dict(self._tensors[name])
         file = None if self.path is None else self.path / name
         if file is None or not file.is_file():
-            raise TraceError(f"the trace has no {name}: the run was told not to keep it")
+            raise TraceError(f"the trace has no {name}: it was not kept (`keep`), or is lost")
         try:
             return dict(load_file(file))
         except (OSError, SafetensorError) as error:
@@ -208,7 +210,7 @@ def _memory_file(seed: int) -> str:
 
 def is_trace(folder: Path) -> bool:
     """Whether a folder holds a trace."""
-    return (folder / _FILE).is_file()
+    return (folder / TRACE_FILE).is_file()
 
 
 def make_room(folder: Path, *, overwrite: bool) -> None:
@@ -218,7 +220,7 @@ def make_room(folder: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise TraceError(f"{folder} holds a trace already; choose another folder or overwrite it")
-    (folder / _FILE).unlink(missing_ok=True)
+    (folder / TRACE_FILE).unlink(missing_ok=True)
     for file in (f for pattern in _TENSOR_FILES for f in folder.glob(pattern)):
         file.unlink()
         if not any(file.parent.iterdir()):
@@ -227,7 +229,7 @@ def make_room(folder: Path, *, overwrite: bool) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove the temporary files of a process that was killed."""
-    for pattern in (f".{_FILE}.*", "seed-*/.*"):
+    for pattern in (f".{TRACE_FILE}.*", "seed-*/.*"):
         for file in folder.glob(pattern):
             file.unlink(missing_ok=True)
 
@@ -235,9 +237,9 @@ def remove_unfinished(folder: Path) -> None:
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read the trace of a run from its folder."""
     folder = Path(path)
-    file = folder / _FILE
+    file = folder / TRACE_FILE
     if not file.is_file():
-        raise TraceError(f"{folder} holds no trace: there is no {_FILE} in it")
+        raise TraceError(f"{folder} holds no trace: there is no {TRACE_FILE} in it")
     try:
         record = json.loads(file.read_text("utf-8"))
         if record["format"] != FORMAT:

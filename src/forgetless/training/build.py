@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from forgetless.data import Scenario
-from forgetless.methods import AGEM, Method
+from forgetless.methods import Method
 from forgetless.subspace import STORAGES, Storage
 from forgetless.subspace.footprint import budget_of
 from forgetless.support.errors import ConfigError, require
@@ -63,15 +63,16 @@ def make_learner(
         last = head_of(modules[0], inputs[0], scenario.n_outputs) if has_heads else ()
     prefixes = training.prefixes | {"heads": last}
     _check_names(prefixes, [name for name, _ in modules[0].named_parameters()])
+    title = method.label or method.name
     if prefixes["unprotected"] and not method.may_leave_unprotected:
         raise ConfigError(
-            f"{method.label or method.name} trains nothing out of its reach after the first task, "
+            f"{title} trains nothing out of its reach after the first task, "
             "so nothing can be left unprotected"
         )
-    if scenario.setting == "class" and isinstance(method, AGEM) and method.heads == "released":
+    if scenario.setting == "class" and method.needs_own_heads:
         raise ConfigError(
-            "A-GEM with released heads needs a head for each task, and in the setting class tasks "
-            "share one"
+            f"{title} with these options needs a head for each task, and in the setting class "
+            "tasks share one"
         )
     free = prefixes["unprotected"] + (last if has_heads else ())
     active = torch.zeros(scenario.n_tasks, scenario.n_outputs, dtype=torch.bool)
@@ -154,9 +155,9 @@ def head_of(module: nn.Module, inputs: Tensor, outputs: int) -> tuple[str, ...]:
     name, output = latest[-1] if latest else ("", None)
     if not isinstance(output, Tensor) or tuple(output.shape) != (len(inputs), outputs):
         raise ConfigError(
-            f"the layer with the outputs of the tasks cannot be told: {name or 'the model'}, which "
-            f"runs last, does not have {outputs} outputs for each sample; name its parameters, "
-            f"such as heads=['{HEAD}.']"
+            f"cannot tell which layer produces the tasks' outputs: {name or 'the model'}, which "
+            f"runs last, does not have {outputs} outputs for each sample; name the layer's "
+            f"parameters, such as heads=['{HEAD}.']"
         )
     if name.startswith(f"{HEAD}."):
         return (f"{HEAD}.",)

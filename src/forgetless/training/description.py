@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forgetless.data import Scenario, Task
+from forgetless.data.tasks import own_settings
 from forgetless.methods import METHODS, Method, method_settings
 from forgetless.support.imports import code_of, import_path, load_object
 from forgetless.trace.experiment import (
@@ -36,12 +37,12 @@ def describe(
     Arguments:
         module: the network that the model makes.
     """
-    tasks, network = _of_scenario(scenario), _of_model(model, module)
+    tasks, network = _scenario_entries(scenario), _model_entries(model, module)
     config = flat_config(tasks, network, method, training)
     if heads is not None:
         config["heads"] = heads if isinstance(heads, str) else ",".join(heads)
-    steps = {n: v for n, v in _of_training(method, training).items() if n not in INCIDENTAL}
-    own = _of_method(method)
+    steps = {n: v for n, v in _training_entries(method, training).items() if n not in INCIDENTAL}
+    own = _method_entries(method)
     given = isinstance(model, nn.Module)  # whose weights all seeds start from
     code = "" if given else code_of(model.maker if isinstance(model, ModelFactory) else model)
     fingerprint = {
@@ -64,13 +65,13 @@ def flat_config(
         scenario, model: their names and options.
         method, training: as `fit` takes them.
     """
-    others = {**model, **_of_training(method, training)}
+    others = {**model, **_training_entries(method, training)}
     config: Settings = {**scenario, "method": method.name}
     if METHODS.get(method.name) is not type(method):
         config["method_from"] = import_path(type(method))
         if method.label:
             config["method_label"] = method.label
-    for setting, value in _of_method(method).items():
+    for setting, value in _method_entries(method).items():
         # A method of one's own may have an `lr` or a `model` too.
         taken = setting in config or setting in others
         config[f"{method.name}_{setting}" if taken else setting] = value
@@ -101,7 +102,7 @@ def unused_by_method(method: type[Method[Any]] | Method[Any]) -> set[str]:
     return unused | (set() if method.protects else {"unprotected"})
 
 
-def _of_training(method: Method[Any], training: Training) -> Settings:
+def _training_entries(method: Method[Any], training: Training) -> Settings:
     """The settings that have an effect; functions given as file.py:function are loaded."""
     unused = unused_by_method(method) | training.unused.keys()
     values = {f.name: getattr(training, f.name) for f in fields(Training) if f.name not in unused}
@@ -111,7 +112,7 @@ def _of_training(method: Method[Any], training: Training) -> Settings:
     return values
 
 
-def _of_method(method: Method[Any]) -> Settings:
+def _method_entries(method: Method[Any]) -> Settings:
     """The hyperparameters of a method without those that others replace."""
     own: Settings = method_settings(method) if is_dataclass(method) else {}
     replaced = {old for new, old in method.replaces.items() if own.get(new) is not None}
@@ -123,16 +124,14 @@ def _code_in(settings: Settings) -> list[str]:
     return [code_of(value) for value in settings.values() if callable(value)]
 
 
-def _of_scenario(scenario: Scenario) -> Settings:
+def _scenario_entries(scenario: Scenario) -> Settings:
     named = {"scenario": scenario.name, "tasks": scenario.n_tasks}
     if scenario.settings is not None:
         return named | dict(scenario.settings)
-    own = {"setting": scenario.setting, "scenario_from": import_path(type(scenario))}
-    held_out = {} if scenario.measured_on == "test" else {"measured_on": scenario.measured_on}
-    return named | own | held_out
+    return named | own_settings(scenario, import_path(type(scenario)))
 
 
-def _of_model(model: nn.Module | Callable[[], nn.Module], module: nn.Module) -> Settings:
+def _model_entries(model: nn.Module | Callable[[], nn.Module], module: nn.Module) -> Settings:
     if isinstance(model, ModelFactory):
         return model_settings(model.options)
     maker = model.func if isinstance(model, partial) else model

@@ -17,7 +17,7 @@ from forgetless.support import signals
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import real
 from forgetless.support.provenance import versions
-from forgetless.trace import Keep, Trace
+from forgetless.trace import KEEPS, Keep, Trace
 from forgetless.trace.lock import FolderLock
 from forgetless.training.build import ModelSource, make_learner, make_model, seed_groups
 from forgetless.training.description import describe
@@ -89,7 +89,7 @@ def fit(
     require(distinct, "seeds", seeds, "at least one, distinct, none negative")
     minutes = real(0).fits(checkpoint_every)
     require(minutes, "checkpoint_every", checkpoint_every, "a number of minutes, 0 for never")
-    require(keep in ("all", "weights", "nothing"), "keep", keep, "all, weights or nothing")
+    KEEPS.check("keep", keep)
     where = resolve_device(device)
     workers = Threads(where, threads)
     shape = (len(chosen), scenario.n_tasks, scenario.n_tasks)

@@ -13,22 +13,22 @@ from forgetless.data import Scenario, Split
 from forgetless.methods import Method, Samples
 from forgetless.methods.state import check_state, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
-from forgetless.support.errors import TrainingError
 from forgetless.support.streams import stream
 from forgetless.training.augmentation import augmented
 from forgetless.training.fast import Recorder
+from forgetless.training.finite_watch import FiniteWatch
 from forgetless.training.held_out import HeldOut, part_held_out
 from forgetless.training.network import Network
 from forgetless.training.optimizers import TorchOptimizer, schedule_factor
-from forgetless.training.sampling import Sampler, batch_of, choose, to_device
+from forgetless.training.sampling import Sampler, batch_of, choose_indices, to_device
 from forgetless.training.settings import Training
 from forgetless.training.view import FitView, LearnedTask
 
-# Test samples of all seeds together that go through the network at once; on a GPU as many as
-# have so many numbers.
+# Test samples, over all seeds, evaluated at once on a CPU; on a GPU, input numbers evaluated at
+# once.
 _EVALUATION_CHUNK = 8192
 _EVALUATION_NUMBERS = 1 << 26
-# Notes on whether weights are finite that may wait, over epochs, until they are checked.
+# Unchecked finiteness notes that may accumulate before a check.
 _UNCHECKED = 256
 
 
@@ -124,7 +124,7 @@ class Learner:
             self.network.active.copy_(self._seen[task].expand_as(self._seen))
         while progress.epochs < epochs and not progress.held_out.ended:
             if progress.order is None:
-                order = choose(len(split), len(split), self._batches)
+                order = choose_indices(len(split), len(split), self._batches)
                 progress.order = to_device(order, self.network.theta.device)
             batches = self._split(progress.order)
             in_epoch = len(batches)
@@ -265,49 +265,3 @@ class Learner:
             inputs, labels = split.take(index.expand(len(self.seeds), -1))
             correct += self.network.correct(inputs, labels, classes)
         return 100.0 * correct.double().cpu() / len(split)
-
-
-@final
-class FiniteWatch:
-    """Whether weights stay finite: noted after every few steps, checked now and then.
-
-    At every check a GPU waits for Python, so there are few.
-
-    Arguments:
-        seeds: the S seeds.
-        remedies: what may help if they are not, for the message.
-    """
-
-    def __init__(self, seeds: Sequence[int], remedies: Sequence[str]) -> None:
-        self._seeds = seeds
-        self._remedies = remedies
-        self._task = self._first = 0
-        self._notes: list[tuple[int, Tensor]] = []
-
-    def __len__(self) -> int:
-        """The number of notes that are not checked yet."""
-        return len(self._notes)
-
-    def begin(self, task: int, first_step: int) -> None:
-        """A task is learned from this step of the run on."""
-        self._task, self._first = task, first_step
-        self._notes.clear()
-
-    def note(self, step: int, finite: Tensor) -> None:
-        """Whether the weights are finite after a step, (S,)."""
-        self._notes.append((step, finite))
-
-    def check(self) -> None:
-        """Raise if any of the weights were not finite."""
-        if not self._notes:
-            return
-        broken = (~torch.stack([finite for _, finite in self._notes])).nonzero()
-        steps = [step for step, _ in self._notes]
-        self._notes.clear()
-        if len(broken):
-            row, seed = broken[0].tolist()
-            raise TrainingError(
-                f"the weights are NaN or infinite by step {steps[row] - self._first} of task "
-                f"{self._task + 1}, seed {self._seeds[seed]}; {' or '.join(self._remedies)} "
-                "may help"
-            )

@@ -25,6 +25,7 @@ from forgetless.support.errors import ConfigError, MemoryShortageError, TraceErr
 from forgetless.support.streams import global_stream
 from forgetless.tangent import TangentFeatures
 from forgetless.trace import Keep, Trace, make_room, remove_unfinished
+from forgetless.trace.metrics import tasks_learned
 from forgetless.training.description import task_fingerprint
 from forgetless.training.learner import Learner
 from forgetless.training.resume.saving import LoadedCheckpoint, Position, Saver
@@ -128,7 +129,7 @@ class TrainingRun:
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             needs = self._footprint(learner)
-        learned = int(np.isfinite(self.trace.accuracy[:, :, 0]).any(0).sum())
+        learned = max(map(tasks_learned, self.trace.accuracy))
         where = f"in task {min(learned + 1, self.scenario.n_tasks)}"
         return shortage(error, where, device, needs, learner.view.storage)
 

@@ -33,7 +33,7 @@ from forgetless.training.fast import perceptron_of
 
 _CACHED = 1 << 24  # bytes of a CPU's cache
 Predicate = Callable[[str], bool]
-Named = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 @final
@@ -107,13 +107,9 @@ class Network:
         """The weights that a method protects, a view of theta."""
         return self.theta[:, : self.protected_size]
 
-    def values(self, theta: Tensor) -> Named:
+    def values(self, theta: Tensor) -> NamedTensors:
         """Every parameter and buffer, (S, *shape), as views of theta (S, p) and `fixed`."""
-        return self._unflattened(theta) | self.fixed
-
-    def _unflattened(self, theta: Tensor) -> Named:
-        """The trained parameters, (S, *shape), as views of theta (S, p)."""
-        return self.layout.split(theta)
+        return self.layout.split(theta) | self.fixed
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """All outputs in the module's present mode: (S, p), (S, n, *) → (S, n, C)."""
@@ -121,19 +117,19 @@ class Network:
             return self.shortcut.logits(theta, inputs)
         return self._run(theta, self._buffers(update=False), inputs)
 
-    def _buffers(self, *, update: bool) -> Named:
+    def _buffers(self, *, update: bool) -> NamedTensors:
         """The fixed values; copies of them unless the module may update them (batch norm)."""
         copied = self.module.training and not update
         return {n: v.clone() for n, v in self.fixed.items()} if copied else self.fixed
 
-    def _run(self, theta: Tensor, fixed: Named, inputs: Tensor) -> Tensor:
+    def _run(self, theta: Tensor, fixed: NamedTensors, inputs: Tensor) -> Tensor:
         """The module at each seed's values: (S, n, *) → (S, n, C)."""
-        values = self._unflattened(theta) | fixed
+        values = self.layout.split(theta) | fixed
         if len(theta) == 1:
             return self._call({n: v[0] for n, v in values.items()}, inputs[0]).unsqueeze(0)
         return vmap(self._call, randomness="different")(values, inputs)
 
-    def _call(self, values: Named, inputs: Tensor) -> Tensor:
+    def _call(self, values: NamedTensors, inputs: Tensor) -> Tensor:
         outputs = call_with(self.module, values, (inputs,))
         if not isinstance(outputs, Tensor):
             kind = type(outputs).__name__
@@ -165,7 +161,9 @@ class Network:
             what = f"the model cannot train on {len(samples)} at a time: {error}"
             raise ConfigError(what) from error
 
-    def _backward(self, rows: slice, fixed: Named, samples: Samples, sets: int = 1) -> Tensor:
+    def _backward(
+        self, rows: slice, fixed: NamedTensors, samples: Samples, sets: int = 1
+    ) -> Tensor:
         """The gradients of some seeds by one backward pass, (rows · K, p)."""
         theta, fixed = self.theta[rows].detach(), {n: v[rows] for n, v in fixed.items()}
         if sets > 1:
@@ -291,14 +289,14 @@ class Network:
             self._known[key] = replace(phi.known, layout=layout)
         return phi
 
-    def state_dict(self, seed: int) -> Named:
+    def state_dict(self, seed: int) -> NamedTensors:
         """The weights and buffers of one seed, as the module's `load_state_dict` takes them."""
         values = {n: v[seed].detach().cpu().clone() for n, v in self.values(self.theta).items()}
         # A tied parameter has one value and several names.
         first = {p: n for n, p in reversed(list(self.module.named_parameters()))}
         every = self.module.named_parameters(remove_duplicate=False)
         values |= {n: values[first[p]].clone() for n, p in every if n not in values}
-        # Buffers that are not persistent are no part of a state_dict.
+        # A state_dict does not have buffers that are not persistent.
         return {n: values[n] for n in self.module.state_dict() if n in values}
 
     def load_state_dict(self, seed: int, tensors: Mapping[str, Tensor]) -> None:

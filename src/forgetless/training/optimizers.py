@@ -71,7 +71,7 @@ class TorchOptimizer:
                 (nn.Parameter(network.theta[0, a : a + n].view(shape)), slice(a, a + n))
                 for a, n, shape in zip(starts, sizes, network.shapes.values(), strict=True)
             ]
-            self.optimizer = _made(make, self._parameters)
+            self.optimizer = _optimizer_from(make, self._parameters)
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
 
     @property
@@ -124,7 +124,7 @@ class TorchOptimizer:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _made(make: Any, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def _optimizer_from(make: Any, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that a user's function makes of the parameters."""
     try:
         made: torch.optim.Optimizer = make(list(parameters))

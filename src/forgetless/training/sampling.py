@@ -13,7 +13,7 @@ from forgetless.methods import Samples
 from forgetless.support.streams import random_subset
 
 
-def choose(count: int, available: int, generators: Sequence[torch.Generator]) -> Tensor:
+def choose_indices(count: int, available: int, generators: Sequence[torch.Generator]) -> Tensor:
     """For each seed a random choice without replacement, (S, min(count, available))."""
     draws = [torch.randperm(available, generator=g)[:count] for g in generators]
     return torch.stack(draws)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+from forgetless.subspace import STORAGES
 from forgetless.support.errors import require
 from forgetless.support.options import (
     AUTO,
@@ -32,7 +33,6 @@ OPTIMIZERS = {
 WITH_MOMENTUM = ("sgd", "rmsprop")
 SCHEDULES = ("constant", "cosine", "linear", "step", "plateau")
 AUGMENTATIONS = ("", "crop", "flip", "crop-flip")
-_STORAGES = ("dense", "bfloat16", "cpu", "factored")
 _LARGEST_LR = 1e38  # float32 holds no more
 _SHARE_OR_ZERO = Accepted(lambda value: is_real(value) and 0 <= value < 1, "a number in [0, 1)")
 _LR = Accepted(lambda value: is_real(value) and 0 < value < _LARGEST_LR, "a positive number")
@@ -111,7 +111,7 @@ class Training:
     storage: str = option(
         "dense",
         "Store directions as float32 rows, in bfloat16, on the CPU, or as factored samples.",
-        choices=_STORAGES,
+        choices=tuple(STORAGES),
     )
     budget: str = option(
         "",

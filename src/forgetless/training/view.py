@@ -14,7 +14,7 @@ from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Layout
 from forgetless.tangent import Moments, TangentFeatures
 from forgetless.training.network import Network
-from forgetless.training.sampling import Sampler, batch_of, choose
+from forgetless.training.sampling import Sampler, batch_of, choose_indices
 
 # Samples whose per-sample gradients are computed at once when only their sum is wanted: those that
 # stay in a CPU's cache, and that keep a GPU busy.
@@ -123,7 +123,7 @@ class FitView:
     def layer_inputs(self, samples: Samples) -> Mapping[str, Tensor]:
         """Weight of a layer → its inputs on samples, (S, N, d)."""
         of_seeds = [self.network.layer_inputs(samples, s) for s in range(self.network.seeds)]
-        return {name: torch.stack([of[name] for of in of_seeds]) for name in of_seeds[0]}
+        return {name: torch.stack([inputs[name] for inputs in of_seeds]) for name in of_seeds[0]}
 
     def choice(self, count: int, available: int) -> Tensor:
         """Random indices without replacement for each seed, (S, min(count, available))."""
@@ -155,7 +155,7 @@ class LearnedTask:
 
     def draw(self, count: int) -> Samples:
         """A random choice of its training samples."""
-        return self._samples(choose(count, self.size, self.generators))
+        return self._samples(choose_indices(count, self.size, self.generators))
 
     def batches(self, size: int) -> Iterator[Samples]:
         """All of its training samples in order, so many at a time."""

@@ -14,6 +14,8 @@ from forgetless.tangent import drawn_likelihood, evaluation, probed
 
 # From the model's outputs and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
+# From the same to the loss of the batch, one number.
+LossFn = Callable[..., Tensor]
 Named = Literal["class", "regression", "likelihood", "tokens"]
 _SEQUENCES = ("likelihood", "tokens")  # for outputs (n, T, V) with labels (n, T)
 _CHOICE = (
@@ -146,7 +148,7 @@ def require_labels(output: Named | Output | None, count: int) -> None:
 
 
 def check_output(output: Named | Output | None, model: nn.Module) -> None:
-    """Reject a choice of outputs that there is not."""
+    """Reject an unknown output."""
     known = output is None or callable(output) or (isinstance(output, str) and output in _OUTPUTS)
     require(known, "output", output, f"{', '.join(map(repr, _OUTPUTS))} or a function")
     config = getattr(model, "config", None)
@@ -255,7 +257,7 @@ class Loss:
         output: the protected scalars, which tell how a sequence's labels are aligned with logits.
     """
 
-    function: Output | None
+    function: LossFn | None
     output: Named | Output | None
 
     def mean(self, outputs: Any, target: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 
 from forgetless.launch.engines.jobs import Job, Outcome, Watch
-from forgetless.launch.engines.processes import STOPPED, Attempts, Message, Verdict, attempt
+from forgetless.launch.engines.processes import STOPPED, Attempts, JobVerdict, Message, attempt
 from forgetless.support.errors import ConfigError, ForgetlessWarning, require
 from forgetless.training.settings import Progress
 
@@ -122,10 +122,10 @@ class Cluster:
         task = self._ray.remote(_work).options(max_retries=0, **needs)
         return task.remote(job, number, mailbox)
 
-    def _verdict(self, result: Any) -> Verdict:
+    def _verdict(self, result: Any) -> JobVerdict:
         errors = self._ray.exceptions
         try:
-            verdict: Verdict = self._ray.get(result)
+            verdict: JobVerdict = self._ray.get(result)
             return verdict
         except errors.RayTaskError:
             raise  # a mistake in the program
@@ -187,7 +187,7 @@ class _Mailbox:
         return messages
 
 
-def _work(job: Job, number: int, mailbox: Any) -> Verdict:
+def _work(job: Job, number: int, mailbox: Any) -> JobVerdict:
     """Execute a job in a process of the cluster."""
     torch.set_num_threads(1)
     place = f"{socket.gethostname()} {os.getpid()}"

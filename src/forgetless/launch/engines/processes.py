@@ -18,7 +18,8 @@ from typing import Any, final
 
 import torch
 
-from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch, execute_job
+from forgetless.launch.engines.execution import execute_job
+from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch
 from forgetless.support import errors, signals
 from forgetless.support.errors import (
     ForgetlessError,
@@ -36,8 +37,8 @@ _GRACE = 30.0  # seconds in which stopped workers may save
 _SPAWN = get_context("spawn")  # CUDA and threads do not survive a fork
 
 # How a job ended: the kind of error and its sentence, STOPPED, or None if it was finished.
-Verdict = tuple[str, str] | None
-STOPPED: Verdict = ("Stopped", "it was told to stop")
+JobVerdict = tuple[str, str] | None
+STOPPED: JobVerdict = ("Stopped", "it was told to stop")
 Message = Progress | str  # how far a job is, or a warning
 
 
@@ -129,7 +130,7 @@ class Worker:
     def __init__(self, number: int, threads: int, gpu: str | None) -> None:
         self.name = f"worker {number + 1}"
         self.job: Job | None = None
-        self.verdict: Verdict = None  # of the latest job
+        self.verdict: JobVerdict = None  # of the latest job
         self.pipe: Connection[Any, Any] | None = None
         self._limits = threads, gpu
         self._process: BaseProcess | None = None
@@ -222,7 +223,7 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def attempt(job: Job, say: Callable[[Message], None]) -> Verdict:
+def attempt(job: Job, say: Callable[[Message], None]) -> JobVerdict:
     """Execute a job in this process; warnings are said, and errors of forgetless a verdict."""
     with warnings.catch_warnings(), signals.watched(signal.SIGTERM):
         warnings.simplefilter("always", ForgetlessWarning)
@@ -244,7 +245,7 @@ def attempt(job: Job, say: Callable[[Message], None]) -> Verdict:
     return None
 
 
-def error_of(verdict: Verdict) -> ForgetlessError | None:
+def error_of(verdict: JobVerdict) -> ForgetlessError | None:
     """The error that a verdict describes."""
     if verdict is None:
         return None
@@ -290,7 +291,7 @@ class Attempts:
         self._heard.add(job)
         self._watch(Event("progress", job, worker, progress))
 
-    def over(self, job: Job, worker: str, verdict: Verdict) -> Outcome | None:
+    def over(self, job: Job, worker: str, verdict: JobVerdict) -> Outcome | None:
         """The outcome of a job; None if it is retried."""
         tried = self._tried[job]
         if verdict == STOPPED and tried <= RETRIES:

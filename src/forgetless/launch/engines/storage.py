@@ -28,7 +28,7 @@ from forgetless.support.errors import (
     UnwritableError,
 )
 from forgetless.support.files import write_atomically
-from forgetless.trace import JOBS, is_trace
+from forgetless.trace import JOBS, TRACE_FILE, is_trace
 from forgetless.trace.checkpoint import checksum, digest
 from forgetless.trace.lock import FolderLock
 
@@ -36,7 +36,7 @@ SAVED = "saved"
 _POINTER = re.compile(r"pointer-(\d{6,9})-[0-9a-f]{8}\.json")
 _OBJECT = re.compile(r"[0-9a-f]{8}-\d{6,9}-[A-Za-z0-9.-]{1,80}")
 _JOB = r"jobs/seeds-[0-9a-z-]{1,60}/"
-_TRACE = re.compile(rf"({_JOB})?trace\.json")
+_TRACE = re.compile(rf"({_JOB})?{re.escape(TRACE_FILE)}")
 _SEED = re.compile(r"seed-\d{1,9}/(task-\d{1,6}|memory)\.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint/(manifest|part)-\d{6,12}[a-z-]*\.(json|safetensors)")
 _MOST_POINTER_BYTES = 1 << 24
@@ -235,7 +235,7 @@ class Mirror:
         for name in self._run.names():
             if name.split("/")[0] in seeds and name not in own:
                 self._run.remove(name)  # of the run that this one replaces
-        self._storage.replace(self._folder / "trace.json", "trace.json")
+        self._storage.replace(self._folder / TRACE_FILE, TRACE_FILE)
         self._storage.remove(SAVED, folder=True)
 
     def _save(self) -> None:
@@ -292,7 +292,7 @@ class Mirror:
 
 def _is_of_run(name: str) -> bool:
     patterns = (_CHECKPOINT, _SEED)
-    return name == "trace.json" or any(pattern.fullmatch(name) for pattern in patterns)
+    return name == TRACE_FILE or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def _pointers(names: Iterable[str]) -> list[str]:
@@ -327,8 +327,8 @@ def publish(url: str, folder: Path, seeds: Iterable[int]) -> None:
     if not is_trace(folder):
         return
     run = ObjectStore(url)
-    run.replace(folder / "trace.json", "trace.json")
-    own = {f"seed-{seed}" for seed in seeds} | {"trace.json"}
+    run.replace(folder / TRACE_FILE, TRACE_FILE)
+    own = {f"seed-{seed}" for seed in seeds} | {TRACE_FILE}
     for name in {name.split("/")[0] for name in run.names()} - own | {JOBS}:
         run.remove(name, folder=True)
 

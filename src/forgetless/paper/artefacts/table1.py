@@ -28,16 +28,18 @@ def _runs(scale: Scale, methods: Sequence[str]) -> dict[str, Run]:
     return {f"{b}/{m}": cell_run(scale, b, m) for b in scale.benchmarks for m in methods}
 
 
-def agreement(printed: printed.Cell, of: Data, what: str = "average") -> tuple[bool, float, float]:
+def agreement(
+    paper_cell: printed.Cell, of: Data, what: str = "average"
+) -> tuple[bool, float, float]:
     """Whether A_T ("forgetting": F_T) agrees, the difference, and the allowed difference.
 
     A run that diverged does not agree; its difference is NaN.
     """
     if DIVERGED in of:
         return False, nan, nan
-    value, spread = printed.accuracy, printed.accuracy_std
+    value, spread = paper_cell.accuracy, paper_cell.accuracy_std
     if what == "forgetting":
-        value, spread = printed.forgetting, printed.forgetting_std
+        value, spread = paper_cell.forgetting, paper_cell.forgetting_std
     difference = mean(of[what]) - value
     allowed = allowance(LEAST, spread, std(of[what]))
     return abs(difference) <= allowed, difference, allowed

@@ -163,8 +163,8 @@ def _well_learned(theory: Data) -> Finding:
 )
 def _contribute(theory: Data) -> Finding:
     change = theory["shorter gradient"]
-    why = "an orthogonal projection knows directions, not lengths, until one is zero; they do in "
-    why += "I − G Gᵀ with G's columns as they are, which is no projection"
+    why = "an orthogonal projection ignores lengths until one is zero. Lengths matter only in "
+    why += "I − G Gᵀ with unnormalised columns, which is not a projection"
     return either(change > _EXACT), f"‖T' − T‖ = {change:.0e}", "" if change > _EXACT else why
 
 

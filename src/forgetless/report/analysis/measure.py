@@ -20,9 +20,10 @@ from forgetless.support.errors import TraceError
 from forgetless.support.layout import Layout
 from forgetless.support.options import whole
 from forgetless.tangent import TangentFeatures, tangent_features
-from forgetless.theory.forecasting import margins
+from forgetless.theory.forecasting import margins, newly_wrong
 from forgetless.trace import Trace
 from forgetless.trace.cache import read_beside, write_beside
+from forgetless.trace.metrics import tasks_learned
 from forgetless.training.build import ModelSource
 from forgetless.training.settings import Training
 
@@ -86,8 +87,8 @@ def analyse(
     whole(2).check("samples", samples)
     tell = observer or (lambda what: None)
     tell("reading the tasks")
-    made = rebuild(trace, tasks=tasks, model=model, data=data)
-    run = _SeedRun.of(trace, made, samples)
+    rebuilt = rebuild(trace, tasks=tasks, model=model, data=data)
+    run = _SeedRun.of(trace, rebuilt, samples)
     tell("overlap and kernels")
     overlap, kernel = _pairs(run)
     tell("explained variance")
@@ -137,15 +138,14 @@ class _SeedRun:
     inputs: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, trace: Trace, made: Rebuilt, samples: int) -> "_SeedRun":
+    def of(cls, trace: Trace, rebuilt: Rebuilt, samples: int) -> "_SeedRun":
         row = int(np.argmax(trace.finished))
-        own = np.isfinite(np.diagonal(trace.accuracy[row]))
-        learned = int(np.argmin(own)) if not own.all() else len(own)
+        learned = tasks_learned(trace.accuracy[row])
         if learned == 0:
             raise TraceError(f"{trace.path or 'the run'} has not learned any task to its end")
-        seed, tasks = trace.seeds[row], made.tasks
-        model = made.network(trace.weights(seed, 0)).eval()
-        free = made.out_of_reach(model)
+        seed, tasks = trace.seeds[row], rebuilt.tasks
+        model = rebuilt.network(trace.weights(seed, 0)).eval()
+        free = rebuilt.out_of_reach(model)
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         names = tuple(name for name in trained if name not in free)
         size = sum(p.numel() for name, p in model.named_parameters() if name in names)
@@ -153,7 +153,7 @@ class _SeedRun:
         learned = min(learned, _MOST_TASKS)
         inputs = [_some(tasks.task(t, [seed]).train, samples) for t in range(learned)]
         return cls(
-            trace, tasks, made.training, seed, learned, model, names, directions, ranks, inputs
+            trace, tasks, rebuilt.training, seed, learned, model, names, directions, ranks, inputs
         )
 
     def go_to(self, task: int) -> None:
@@ -290,6 +290,5 @@ def _forgotten(run: _SeedRun, task: int, gallery: Gallery) -> None:
             outputs.append(torch.cat([run.model(some) for some in test[0].split(1000)]))
     classes = [run.tasks.competing(task, when) for when in times]
     before, after = (margins(o, test[1], c) for o, c in zip(outputs, classes, strict=True))
-    lost = torch.nonzero((before > 0) & (after < 0)).flatten()
-    worst = lost[after[lost].argsort()][: gallery.most]
+    worst = newly_wrong(before, after, gallery.most)
     gallery.add("forgotten", task, test, worst, outputs[1][worst], classes[1])

@@ -11,7 +11,7 @@ from typing import Any
 
 from forgetless.report import palette
 from forgetless.report.analysis import Analysis
-from forgetless.report.comparison import SETTINGS, Comparison, Entry, compare
+from forgetless.report.comparison import SETTING_TITLES, Comparison, Entry, compare
 from forgetless.report.page.words import command_line, headline, seeds_setting
 from forgetless.support.files import write_atomically
 from forgetless.trace import Trace, metrics, nulls
@@ -86,7 +86,9 @@ def build_page(
 def _group(comparison: Comparison, analyses: Analyses) -> dict[str, Any]:
     return {
         "scenario": comparison.title,
-        "setting": SETTINGS[comparison.setting][1] if comparison.setting in SETTINGS else "",
+        "setting": SETTING_TITLES[comparison.setting][1]
+        if comparison.setting in SETTING_TITLES
+        else "",
         "measure": comparison.measure,
         "tasks": list(comparison.tasks),
         "learned": comparison.learned,

@@ -28,7 +28,7 @@ from forgetless.training.resume import snapshot
 _LARGEST_SHARE = 0.1
 _ALWAYS = 0.1
 _RATE = 5e8  # bytes a second, assumed for the first one
-_NEVER: Any = object()  # in place of a state, which may be None, while none was saved
+_NEVER: Any = object()  # sentinel: no state has been saved yet (None is a valid state)
 Parts = dict[str, dict[str, Tensor] | None]  # of a checkpoint; None for an unchanged one
 # May differ between the process that wrote a checkpoint and the one that resumes from it, with a
 # warning: from there on results may differ in rounding.
@@ -105,7 +105,7 @@ class Saver:
         return signals.pending() is not None or time.monotonic() - self._written >= self._every
 
     def begin(self, learner: Learner) -> None:
-        """A group of seeds begins with these weights."""
+        """Start a group of seeds: note its initial weights, and forget the last group's data."""
         self._data.clear()
         self._initial = digest_of(learner.network.theta)
         self._saved_state = _NEVER
@@ -245,7 +245,7 @@ class Saver:
         self._note(learner)
 
     def _note(self, learner: Learner | None) -> None:
-        """The state of a learner is in the latest checkpoint."""
+        """Note that the latest checkpoint holds the state of this learner."""
         self._saved_state = _NEVER if learner is None else learner.state
         self._marks = [] if learner is None else state_marks(learner.state)
 

@@ -67,7 +67,9 @@ def restore(
     ]
 
     def load(samples: Sequence[Mapping[str, Tensor]]) -> Samples:
-        return Samples.restore([{n: t.to(theta.device) for n, t in of.items()} for of in samples])
+        return Samples.restore(
+            [{n: t.to(theta.device) for n, t in kept.items()} for kept in samples]
+        )
 
     storage = learner.view.storage
     learner.state = restored_state(of_seeds, learner.method, network.protected, storage, load)
