@@ -17,15 +17,22 @@ from forgetless.guard.budget import as_asked, chosen_storage, voted_storage
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
 from forgetless.guard.model import GuardedModel, full_precision
-from forgetless.guard.parameters import Parameters, Params, protected_names, warn_of_unprotected
+from forgetless.guard.parameters import (
+    Parameters,
+    Params,
+    chosen_parameters,
+    grown_names,
+    protected_names,
+    unprotected,
+)
 from forgetless.guard.report import MemoryReport, Stats, directions_report, samples_report
 from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.methods import Method
-from forgetless.methods.state import check_state, consolidated, state_tensors
+from forgetless.methods.state import check_state, consolidated, grown_state, state_tensors
 from forgetless.subspace import STORAGES, Storage
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, ForgetlessWarning, require
 from forgetless.support.options import parse_bytes, whole
 from forgetless.support.streams import stream
 
@@ -42,7 +49,8 @@ class Guard:
     Arguments:
         model: any module, compiled or not, in `DistributedDataParallel` or sharded by
             `fully_shard`: then every process makes the same calls.
-        optimizer: any of `torch.optim` except LBFGS.
+        optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
+            together: each one's steps are changed as if the parameters of the others were fixed.
         method: as for `fit`, for example `PCAOGD(components=100)`.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
@@ -79,7 +87,7 @@ class Guard:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         method: Method[Any],
         *,
         params: Params = None,
@@ -98,13 +106,16 @@ class Guard:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)
-        optimizer = _torch_optimizer(optimizer)
+        optimizers = _torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
         self.method = method
         self.project = _projected(method, project)
         reshard(module)
-        self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
-        self._exclude = exclude if params is None else None
+        chosen = chosen_parameters(module, params, exclude)
+        self._parameters = Parameters(module, protected_names(module, optimizers, chosen))
+        self._exclude = exclude
+        self._chosen = None if params is None else chosen
+        self._warned_of: set[str] = set()
         self.ranks = training_ranks(model, self._parameters.tensors, method)
         if self.ranks is not None and method.needs_batch:
             raise ConfigError(
@@ -131,16 +142,10 @@ class Guard:
             raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
-        self._steps = Steps(
-            self._model,
-            method,
-            self.project,
-            self._generators[1],
-            self._prepare,
-            self._column_ranks,
-        )
+        self._steps = self._new_steps(self._model)
         self._now: Snapshot | None = None  # before the first step that the method changes
-        self._steps.attach(optimizer)
+        self._steps.attach(optimizers)
+        self._groups = self._steps.groups
 
     @property
     def tasks(self) -> int:
@@ -152,19 +157,83 @@ class Guard:
         """The protected parameters."""
         return self._parameters.names
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Change another optimizer's steps from now on, for example one made for a new task."""
-        self._steps.attach(_torch_optimizer(optimizer))
+    def attach(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """Change another optimizer's steps from now on, for example one made for a new task.
+
+        Arguments:
+            optimizer: in place of the present one; a list of all if there are several.
+        """
+        reshard(self._model.module)
+        self._parameters.check_current(self._model.module)
+        self._steps.attach(_torch_optimizers(optimizer))
+        self._groups = self._steps.groups
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """Continue with a model that has grown, such as by a head with more classes.
+
+        Parameters are found by name. Their rows are the first rows of the new ones and stay
+        protected; further rows are free until a task is stored with them, and so are further
+        parameters, which are protected from then on if the guard protects all that is trained.
+
+        Arguments:
+            model: the model, the same object or another one.
+            optimizer: one that trains it, or a list.
+        """
+        self._steps.watch.between_steps(stacklevel=3)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        module, optimizers = unwrapped(model), _torch_optimizers(optimizer)
+        reshard(module)
+        old, chosen = self._parameters, self._chosen
+        if chosen is None:
+            chosen = chosen_parameters(module, None, _present(module, self._exclude))
+        parameters = Parameters(module, grown_names(module, optimizers, old.names, chosen))
+        growth = old.growth(parameters)
+        ranks = training_ranks(model, parameters.tensors, self.method)
+        grown = replace(self._model, module=module, parameters=parameters, ranks=ranks)
+        steps = self._new_steps(grown)
+        steps.check(optimizers, successor_of=self._steps)
+        now = self._now and self._current()
+        changed = old.changed_in(parameters)
+        if now is not None:
+            with full_precision(parameters.device):
+                state = grown_state(self.method, now.state, growth, parameters.read())
+            now = replace(now, state=state)
+        if changed is not None and self.tasks:
+            warnings.warn(
+                f"the weights of {changed} are not those of the model before, in the rows that "
+                "both have, and what changed them is not protected: copy them before adopt",
+                ForgetlessWarning,
+                stacklevel=2,
+            )
+        self._steps.detach()
+        self._parameters, self._model, self.ranks, self._steps = parameters, grown, ranks, steps
+        steps.attach(optimizers)
+        self._groups = steps.groups
+        if now is not None:
+            self._set(now)
 
     def remove(self) -> None:
         """Detach from the optimizer; the stored tasks stay."""
-        self._steps.remove()
+        self._detach(complains=True)
+
+    def _detach(self, *, complains: bool) -> None:
+        steps = self._steps
+        idle = self.method.protects and self.method.idle_before_first_task
+        if complains and steps.is_attached and steps.steps and idle and not self.tasks:
+            warnings.warn(
+                f"the guard is removed after {steps.steps} steps and no task is stored, so it has "
+                "protected nothing: call guard.end_task(loader) when a task is learned",
+                ForgetlessWarning,
+                stacklevel=3,
+            )
+        steps.remove()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.remove()
+        self._detach(complains=error[0] is None)
 
     def __reduce__(self) -> Never:
         raise ConfigError(
@@ -189,10 +258,9 @@ class Guard:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
         """
         self._steps.warn_if_full()
+        self._steps.watch.between_steps(stacklevel=3)
         self._prepare()
-        if self._exclude is not None:
-            optimizer = self._steps.optimizer
-            warn_of_unprotected(self._model.module, optimizer, self.names, self._exclude)
+        self._warn_of_unprotected(stacklevel=3)
         with self._all_or_nothing():
             self._set(self._with_task(self._current(), loader))
 
@@ -206,6 +274,7 @@ class Guard:
         """
         wanted = f"{self.tasks}, one for each earlier task"
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
+        self._steps.watch.between_steps(stacklevel=3)
         with self._all_or_nothing():
             now = self._initial()
             for loader in loaders:
@@ -214,7 +283,8 @@ class Guard:
 
     def stats(self) -> Stats:
         """How much of the steps was removed since the latest task was stored."""
-        return self._steps.removed.stats()
+        self._steps.watch.between_steps(stacklevel=3)
+        return replace(self._steps.removed.stats(), tasks=self.tasks)
 
     def memory_report(self) -> MemoryReport:
         """Bytes, directions and share of variance, per task and per layer."""
@@ -225,6 +295,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is stored, as tensors: for `torch.save`, or safetensors' `save_file`."""
+        self._steps.watch.between_steps(stacklevel=3)
         now = replace(self._current(), generators=self._random())
         return to_dict(now, self.method, self._parameters)
 
@@ -244,9 +315,13 @@ class Guard:
                 snapshot = as_asked(snapshot, self._empty, self._parameters.read(), *limits)
         self._set_random(snapshot.generators)
         self._set(snapshot)
+        self._steps.watch_from_now(may_load=True)  # the model's own weights may come after
 
     def _prepare(self) -> None:
         """Make the first state, or bring the state to the model's device and precision."""
+        if self._steps.groups != self._groups:  # by `optimizer.add_param_group`
+            self._groups = self._steps.groups
+            self._warn_of_unprotected(stacklevel=7)
         if self._now is None:
             self._set(self._initial())
         elif self._steps.place != self._parameters.place:
@@ -285,10 +360,47 @@ class Guard:
         return state
 
     def _view(self, model: GuardedModel, storage: Storage, task: int) -> GuardView:
-        step, optimizer = self._steps.steps, self._steps.optimizer
+        step, optimizers = self._steps.steps, self._steps.optimizers
         return GuardView(
-            model, self._generators[1], storage, task=task, step=step, optimizer=optimizer
+            model, self._generators[1], storage, task=task, step=step, optimizers=optimizers
         )
+
+    def _new_steps(self, model: GuardedModel) -> Steps:
+        method, project, generator = self.method, self.project, self._generators[1]
+        return Steps(model, method, project, generator, self._prepare, self._column_ranks)
+
+    def _warn_of_unprotected(self, stacklevel: int) -> None:
+        """Warn, once for each, of a parameter that is trained and should be protected, but is not.
+
+        It was not trained when the guard was made.
+        """
+        known = {*self.names, *self._warned_of}
+        module, optimizers = self._model.module, self._steps.optimizers
+        exclude = _present(module, self._exclude)
+        new = unprotected(module, optimizers, known, self._chosen, exclude)
+        if new is not None:
+            self._warned_of.add(new)
+            warnings.warn(
+                f"{new} is trained now and was not when the guard was made, so it is not "
+                "protected: call guard.adopt(model, optimizer), or choose by params= what is "
+                "protected if that is meant",
+                stacklevel=stacklevel,
+            )
+
+    def _warn_of_blind(self, names: Sequence[str]) -> None:
+        """Warn, once for each, of parameters whose gradient was zero when the task was stored."""
+        new = [name for name in names if name not in self._warned_of]
+        self._warned_of |= {*new}
+        if new:
+            others = f" and {len(new) - 1} others" if new[1:] else ""
+            warnings.warn(
+                f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
+                "not protected, though it may matter later (the first factor of a fresh LoRA "
+                "adapter, while its second factor is zero): call guard.refresh(loader) after some "
+                "steps, or train the adapter before end_task",
+                ForgetlessWarning,
+                stacklevel=5,
+            )
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -319,6 +431,9 @@ class Guard:
         state = consolidated(self.method, now.state, view, task, 1)
         if self.method.needs_model:
             task.check()
+        of_loss = not self.method.keeps_directions
+        if self.method.protects and (self.method.separable or not of_loss):
+            self._warn_of_blind(task.blind(of_loss=of_loss))
         storage, notes, number = now.storage, now.notes, now.tasks + 1
         alike = self.method.needs_model or self.method.separable
         if self.ranks is not None and self._column_ranks is None and not alike:
@@ -359,6 +474,24 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _present(module: nn.Module, exclude: Sequence[str]) -> tuple[str, ...]:
+    """The excluded names that a changed model still has."""
+    own = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    return tuple(e for e in exclude if any(n == e or n.startswith(f"{e}.") for n in own))
+
+
+def _torch_optimizers(optimizer: Any) -> list[Optimizer]:
+    """The torch optimizers of one or a list."""
+    if not isinstance(optimizer, list | tuple):
+        return [_torch_optimizer(optimizer)]
+    if not optimizer:
+        raise ConfigError("optimizer must be one or a list of at least one, not an empty list")
+    found = [*map(_torch_optimizer, optimizer)]
+    if len({*map(id, found)}) < len(found):
+        raise ConfigError("optimizer must be a list of different optimizers, and has one twice")
+    return found
 
 
 def _torch_optimizer(optimizer: Any) -> Optimizer:

@@ -13,6 +13,8 @@ from forgetless.subspace import Directions
 from forgetless.support.collectives import Ranks
 from forgetless.support.options import format_bytes
 
+_NO_TASK = "no task is stored yet: nothing is protected"
+
 
 @final
 @dataclass(frozen=True)
@@ -27,15 +29,18 @@ class Stats:
         removed: mean share of all of them.
         last: share of the latest one.
         layers: parameter → mean share of its part of the steps.
+        tasks: how many tasks are stored.
     """
 
     steps: int
     removed: float
     last: float
     layers: Mapping[str, float]
+    tasks: int = 0
 
     def __str__(self) -> str:
-        lines = [f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"]
+        lines = [] if self.tasks else [_NO_TASK]
+        lines += [f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"]
         lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
         return "\n".join(lines)
 
@@ -136,6 +141,8 @@ class MemoryReport:
                 line += f", {task.directions} directions, {share}"
             lines.append(line)
         lines += [f"  {name}: {format_bytes(size)}" for name, size in self.layers.items()]
+        if not self.tasks:
+            lines.append(_NO_TASK)
         return "\n".join([*lines, *self.notes])
 
 

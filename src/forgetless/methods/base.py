@@ -44,6 +44,8 @@ class Method(ABC, Generic[State]):
             draws by `View.choice` alone, so that a GPU may record it. Only the first is checked.
         separable: whether `update` changes each weight by that weight's own numbers alone, so that
             the processes of a sharded model can each have a part of them.
+        zero_for_new_weights: whether the numbers per weight in its state are zero for a weight that
+            no task has used, so that a layer may get more rows.
         replaces: setting → another setting that is not used where the first is given.
         state_types: classes of the state that are defined outside the method's module.
     """
@@ -59,6 +61,7 @@ class Method(ABC, Generic[State]):
     idle_before_first_task: ClassVar[bool] = False
     recordable: ClassVar[bool] = False
     separable: ClassVar[bool] = False
+    zero_for_new_weights: ClassVar[bool] = False
     replaces: ClassVar[Mapping[str, str]] = {}
     state_types: ClassVar[tuple[type, ...]] = ()
 

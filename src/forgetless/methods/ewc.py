@@ -52,6 +52,7 @@ class EWC(Method[Elastic]):
     idle_before_first_task: ClassVar[bool] = True
     recordable: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    zero_for_new_weights: ClassVar[bool] = True
     strength: float = option(
         10.0, "Weight of the penalty.", accepted=real(0), setting="ewc_strength"
     )

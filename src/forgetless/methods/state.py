@@ -6,7 +6,7 @@ leading dimension of S seeds, sample sets and directions. It is never changed in
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from forgetless.subspace import (
     Storage,
 )
 from forgetless.support.errors import ConfigError
+from forgetless.support.layout import Growth
 
 STRUCTURE = "structure"  # the entry that says how a state is built, JSON as bytes
 _PLAIN = (bool, int, float, str, type(None))
@@ -150,12 +151,44 @@ def check_state(method: Method[Any], state: Any, seeds: int) -> Any:
     return _contiguous(state)
 
 
+def grown_state(method: Method[Any], state: Any, growth: Growth, theta: Tensor) -> Any:
+    """The state for a network with more weights, of which no task has used the new ones.
+
+    Arguments:
+        method: whose state it is.
+        state: for the weights before.
+        growth: which weights are new.
+        theta: all weights, (S, p').
+    """
+
+    def grown(leaf: Any) -> Any:
+        if isinstance(leaf, Directions):
+            return leaf.grown(growth, theta)
+        per_weight = isinstance(leaf, Tensor) and leaf.shape[-1:] == (growth.old.size,)
+        if not per_weight or not leaf.is_floating_point():
+            return leaf
+        if not method.zero_for_new_weights:
+            raise ConfigError(
+                f"{type(method).__name__} stores numbers per weight and does not say what they "
+                "are for new ones, so the protected layers cannot get more rows: say "
+                "zero_for_new_weights = True in the method if they are zero"
+            )
+        return growth.padded(leaf)
+
+    return check_state(method, _with_leaves(state, grown), len(theta))
+
+
 def _contiguous(node: Any) -> Any:
     """The same tree with contiguous tensors; itself if they are."""
-    if isinstance(node, Tensor):
-        return node.contiguous()
-    parts = _children(node) or {}
-    found = [_contiguous(part) for part in parts.values()]
+    return _with_leaves(node, lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf)
+
+
+def _with_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tree with its leaves changed; itself if they are as before."""
+    parts = _children(node)
+    if parts is None:
+        return change(node)
+    found = [_with_leaves(part, change) for part in parts.values()]
     if all(new is old for new, old in zip(found, parts.values(), strict=True)):
         return node
     if isinstance(node, Mapping):

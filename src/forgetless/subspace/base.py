@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forgetless.subspace.storage import DENSE, Storage, most_directions
 from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.layout import Growth
 from forgetless.support.options import format_bytes
 from forgetless.tangent import TangentFeatures
 
@@ -80,6 +81,17 @@ class Directions(ABC):
         raise ConfigError(
             f"{type(self).__name__} has no `restricted`, so all protected parameters must be "
             "trained in every step"
+        )
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        """The same directions in a network with more weights, which are free.
+
+        Arguments:
+            growth: which weights are new.
+            theta: all weights, (S, p').
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no `grown`, so the protected layers cannot get more rows"
         )
 
     def moved_to(self, storage: Storage, theta: Tensor) -> "Directions":

@@ -21,6 +21,7 @@ from forgetless.subspace.projection import (
 from forgetless.subspace.storage import DENSE, SQUARE_BYTES, Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
+from forgetless.support.layout import Growth
 from forgetless.tangent import (
     TangentFeatures,
     merged,
@@ -204,6 +205,10 @@ class DenseSubspace(Subspace):
         if storage.device is not None and device.type == "cpu" and torch.cuda.is_available():
             rows = rows.pin_memory()
         return replace(kept, rows=laid_out(rows))
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        rows = growth.padded(self.rows)
+        return replace(self, rows=rows, movable=None).stored(self.storage)
 
     def limited(self, limit: int) -> Self:
         """The best mixtures of all directions."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.support.errors import ConfigError, DataError
-from forgetless.support.layout import Layout
+from forgetless.support.layout import Growth, Layout
 from forgetless.tangent import Moments
 
 
@@ -84,6 +84,17 @@ class Axis:
         rest = (self.trace - values.double().sum(1)).clamp_min(0) / (d - values.shape[1])
         vectors = self.vectors[:, :, : values.shape[1]].contiguous()
         return type(self)(vectors, values, rest.to(values))
+
+    def grown(self, count: int) -> Self:
+        """With so many more coordinates, in which the moment is zero.
+
+        What was cut away is spread over them too: its energy stays the same.
+        """
+        values, vectors = self.values, pad(self.vectors, (0, 0, 0, count))
+        if self.is_standard:
+            return replace(self, vectors=vectors, values=pad(values, (0, count)))
+        cut = self.vectors.shape[1] - values.shape[1]
+        return replace(self, vectors=vectors, rest=self.rest * (cut / max(1, cut + count)))
 
     def without_vectors(self) -> Self:
         """The standard basis, with the mean eigenvalue for every coordinate."""
@@ -181,6 +192,16 @@ class Eigenbasis:
                 f"the model uses {changed[0]} in another way than in earlier tasks, so that their "
                 "moments have no mean: leave it out with exclude=, or use PCAOGD"
             )
+
+    def grown(self, growth: Growth) -> Self:
+        """With more rows in some parameters, of which no task had a gradient."""
+        outputs = {name: axis.grown(growth.new_rows(name)) for name, axis in self.outputs.items()}
+        squares = {}
+        for name, square in self.squares.items():
+            trailing = (0, 0) * (square.dim() - 2)
+            more = growth.new_rows(name)
+            squares[name] = pad(square, (*trailing, 0, more)) if more else square
+        return replace(self, outputs=outputs, squares=squares)
 
     def total(self) -> Tensor:
         """The energy in all coordinates, (S,) in float64; also those without eigenvectors."""

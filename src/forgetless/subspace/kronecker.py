@@ -14,7 +14,7 @@ from forgetless.subspace.base import Directions, Record
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
 from forgetless.support.errors import ConfigError
-from forgetless.support.layout import Layout
+from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import Moments
 
@@ -288,6 +288,11 @@ class KroneckerSubspace(Directions):
         """The projection of vectors that are zero outside these columns, and stay so."""
         moving = {name for name, some in self.layout.columns.items() if some in columns}
         return replace(self, basis=self.basis.restricted(moving))
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        """New rows of a weight are further coordinates on its outputs' side, without energy."""
+        start = None if self.start is None else growth.spread(self.start, theta)
+        return replace(self, layout=growth.new, basis=self.basis.grown(growth), start=start)
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """Everything stored for a seed."""

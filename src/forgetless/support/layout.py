@@ -89,3 +89,35 @@ class Layout:
             for n, size in zip(self.shapes, self._sizes, strict=True)
         ]
         return torch.cat(columns, dim=-1)
+
+
+@final
+@dataclass(frozen=True)
+class Growth:
+    """More weights in a network: further rows of parameters, and further parameters.
+
+    Arguments:
+        old: the layout before.
+        new: that after, in which each old parameter's rows are the first.
+    """
+
+    old: Layout
+    new: Layout
+
+    def new_rows(self, name: str) -> int:
+        """How many rows an old parameter gets."""
+        shapes = self.old.shapes[name], self.new.shapes[name]
+        before, after = (shape[0] if shape else 1 for shape in shapes)
+        return after - before
+
+    def spread(self, values: Tensor, onto: Tensor) -> Tensor:
+        """`onto` (…, p') with values (…, p) at the old weights."""
+        out = onto.clone()
+        for name, some in self.old.columns.items():
+            start = self.new.columns[name].start
+            out[..., start : start + some.stop - some.start] = values[..., some]
+        return out
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Values (…, p) with zeros at the new weights, (…, p')."""
+        return self.spread(values, values.new_zeros(*values.shape[:-1], self.new.size))
