@@ -32,7 +32,7 @@ from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.methods import Method
 from forgetless.methods.state import check_state, consolidated, grown_state, state_tensors
 from forgetless.subspace import STORAGES, Storage
-from forgetless.support.errors import ConfigError, ForgetlessWarning, require
+from forgetless.support.errors import ConfigError, require, warn_caller
 from forgetless.support.options import parse_bytes, whole
 from forgetless.support.streams import stream
 
@@ -179,7 +179,7 @@ class Guard:
             model: the model, the same object or another one.
             optimizer: one that trains it, or a list.
         """
-        self._steps.watch.between_steps(stacklevel=3)
+        self._steps.watch.between_steps()
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         module, optimizers = unwrapped(model), _torch_optimizers(optimizer)
@@ -200,11 +200,9 @@ class Guard:
                 state = grown_state(self.method, now.state, growth, parameters.read())
             now = replace(now, state=state)
         if changed is not None and self.tasks:
-            warnings.warn(
+            warn_caller(
                 f"the weights of {changed} are not those of the model before, in the rows that "
-                "both have, and what changed them is not protected: copy them before adopt",
-                ForgetlessWarning,
-                stacklevel=2,
+                "both have, and what changed them is not protected: copy them before adopt"
             )
         self._steps.detach()
         self._parameters, self._model, self.ranks, self._steps = parameters, grown, ranks, steps
@@ -221,11 +219,9 @@ class Guard:
         steps = self._steps
         idle = self.method.protects and self.method.idle_before_first_task
         if complains and steps.is_attached and steps.steps and idle and not self.tasks:
-            warnings.warn(
+            warn_caller(
                 f"the guard is removed after {steps.steps} steps and no task is stored, so it has "
-                "protected nothing: call guard.end_task(loader) when a task is learned",
-                ForgetlessWarning,
-                stacklevel=3,
+                "protected nothing: call guard.end_task(loader) when a task is learned"
             )
         steps.remove()
 
@@ -258,9 +254,9 @@ class Guard:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
         """
         self._steps.warn_if_full()
-        self._steps.watch.between_steps(stacklevel=3)
+        self._steps.watch.between_steps()
         self._prepare()
-        self._warn_of_unprotected(stacklevel=3)
+        self._warn_of_unprotected()
         with self._all_or_nothing():
             self._set(self._with_task(self._current(), loader))
 
@@ -274,7 +270,7 @@ class Guard:
         """
         wanted = f"{self.tasks}, one for each earlier task"
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
-        self._steps.watch.between_steps(stacklevel=3)
+        self._steps.watch.between_steps()
         with self._all_or_nothing():
             now = self._initial()
             for loader in loaders:
@@ -283,7 +279,7 @@ class Guard:
 
     def stats(self) -> Stats:
         """How much of the steps was removed since the latest task was stored."""
-        self._steps.watch.between_steps(stacklevel=3)
+        self._steps.watch.between_steps()
         return replace(self._steps.removed.stats(), tasks=self.tasks)
 
     def memory_report(self) -> MemoryReport:
@@ -295,7 +291,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is stored, as tensors: for `torch.save`, or safetensors' `save_file`."""
-        self._steps.watch.between_steps(stacklevel=3)
+        self._steps.watch.between_steps()
         now = replace(self._current(), generators=self._random())
         return to_dict(now, self.method, self._parameters)
 
@@ -321,7 +317,7 @@ class Guard:
         """Make the first state, or bring the state to the model's device and precision."""
         if self._steps.groups != self._groups:  # by `optimizer.add_param_group`
             self._groups = self._steps.groups
-            self._warn_of_unprotected(stacklevel=7)
+            self._warn_of_unprotected()
         if self._now is None:
             self._set(self._initial())
         elif self._steps.place != self._parameters.place:
@@ -369,7 +365,7 @@ class Guard:
         method, project, generator = self.method, self.project, self._generators[1]
         return Steps(model, method, project, generator, self._prepare, self._column_ranks)
 
-    def _warn_of_unprotected(self, stacklevel: int) -> None:
+    def _warn_of_unprotected(self) -> None:
         """Warn, once for each, of a parameter that is trained and should be protected, but is not.
 
         It was not trained when the guard was made.
@@ -380,11 +376,10 @@ class Guard:
         new = unprotected(module, optimizers, known, self._chosen, exclude)
         if new is not None:
             self._warned_of.add(new)
-            warnings.warn(
+            warn_caller(
                 f"{new} is trained now and was not when the guard was made, so it is not "
                 "protected: call guard.adopt(model, optimizer), or choose by params= what is "
-                "protected if that is meant",
-                stacklevel=stacklevel,
+                "protected if that is meant"
             )
 
     def _warn_of_blind(self, names: Sequence[str]) -> None:
@@ -393,13 +388,11 @@ class Guard:
         self._warned_of |= {*new}
         if new:
             others = f" and {len(new) - 1} others" if new[1:] else ""
-            warnings.warn(
+            warn_caller(
                 f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
                 "not protected, though it may matter later (the first factor of a fresh LoRA "
                 "adapter, while its second factor is zero): call guard.refresh(loader) after some "
-                "steps, or train the adapter before end_task",
-                ForgetlessWarning,
-                stacklevel=5,
+                "steps, or train the adapter before end_task"
             )
 
     @contextmanager

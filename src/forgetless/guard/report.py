@@ -40,7 +40,9 @@ class Stats:
 
     def __str__(self) -> str:
         lines = [] if self.tasks else [_NO_TASK]
-        lines += [f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"]
+        lines += [
+            f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"
+        ]
         lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
         return "\n".join(lines)
 

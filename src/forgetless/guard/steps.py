@@ -125,7 +125,7 @@ class Steps:
             self.watch_from_now()
 
     def remove(self) -> None:
-        """Detach from the optimizers."""
+        """Detach from the optimizers, and watch no more."""
         self.watch.between_steps()
         self.watch.end()
         self.detach()

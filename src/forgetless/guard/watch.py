@@ -1,13 +1,12 @@
 """Noticing that protected parameters changed outside of the guarded steps."""
 
-import warnings
 from typing import final
 
 import torch
 from torch import Tensor
 
 from forgetless.guard.parameters import Parameters
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.errors import warn_caller
 
 # In-place changes of a parameter between two guarded steps of a task that may be weights that were
 # loaded, or averages swapped in and out; a training has many.
@@ -73,9 +72,9 @@ class Watch:
         if not changes and not by_turns:
             return
         if not (self._may_load and changes <= _LOADS):
-            self._warn_if_different(stacklevel=6)
+            self._warn_if_different()
 
-    def between_steps(self, stacklevel: int = 4) -> None:
+    def between_steps(self) -> None:
         """Warn, once, if something else trains the parameters; loaded weights are no reason."""
         if self._versions is None or self._has_warned:
             return
@@ -85,7 +84,7 @@ class Watch:
         most = _LOADS if self._steps or self._may_load else 1
         is_load = 0 <= changes <= most if self._steps else 1 <= changes <= most
         if not is_load:
-            self._warn_if_different(stacklevel)
+            self._warn_if_different()
 
     def _mark(self) -> None:
         self._versions = self._parameters.versions()
@@ -98,19 +97,17 @@ class Watch:
         pairs = zip(self._parameters.versions(), before, strict=True)
         return max((now - then for now, then in pairs), default=0)
 
-    def _warn_if_different(self, stacklevel: int) -> None:
+    def _warn_if_different(self) -> None:
         name = self._different()
         if name is None:
             return
         self._has_warned = True
         stored = "1 task is" if self._tasks == 1 else f"{self._tasks} tasks are"
-        warnings.warn(
+        warn_caller(
             f"{name} was changed by something else than the guarded optimizer's steps while "
             f"{stored} stored, and what it changed is not protected: give the guard every "
             "optimizer that trains the model, by guard.attach(optimizer) or a list of them, and "
-            "load or edit weights only before end_task",
-            ForgetlessWarning,
-            stacklevel=stacklevel,
+            "load or edit weights only before end_task"
         )
 
     def _different(self) -> str | None:
