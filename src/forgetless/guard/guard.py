@@ -374,10 +374,10 @@ class Guard:
         module, optimizers = self._model.module, self._steps.optimizers
         exclude = _present(module, self._exclude)
         new = unprotected(module, optimizers, known, self._chosen, exclude)
-        if new is not None:
-            self._warned_of.add(new)
+        if new:
+            self._warned_of |= {*new}
             warn_caller(
-                f"{new} is trained now and was not when the guard was made, so it is not "
+                f"{new[0]} is trained now and was not when the guard was made, so it is not "
                 "protected: call guard.adopt(model, optimizer), or choose by params= what is "
                 "protected if that is meant"
             )

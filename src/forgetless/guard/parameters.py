@@ -1,6 +1,6 @@
 """The protected parameters of a model as one flat vector (1, p)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Self, final
@@ -286,11 +286,11 @@ def grown_names(
 def unprotected(
     module: nn.Module,
     optimizers: Sequence[Optimizer],
-    names: Sequence[str],
+    names: Collection[str],
     chosen: Sequence[str] | None,
     exclude: Sequence[str],
-) -> str | None:
-    """The first parameter that is trained now and should be protected, but is not.
+) -> list[str]:
+    """The parameters that are trained now and should be protected, but are not.
 
     Arguments:
         module: the model.
@@ -301,12 +301,12 @@ def unprotected(
     """
     trained = _trained(optimizers)
     known = _names_under(module, exclude) | set(names)
-    new = [
+    return [
         name
         for name, p in module.named_parameters()
         if p.requires_grad and id(p) in trained and name not in known
+        if chosen is None or name in chosen
     ]
-    return next((name for name in new if chosen is None or name in chosen), None)
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> set[int]:
