@@ -206,7 +206,7 @@ class Eigenbasis:
     def total(self) -> Tensor:
         """The energy in all coordinates, (S,) in float64; also those without eigenvectors."""
         found = [g.trace * a.trace for g, a in map(self.sides, self.outputs)]
-        found += [square.double().flatten(1).sum(1) for square in self.squares.values()]
+        found += [_by_seed(square).double().sum(1) for square in self.squares.values()]
         return torch.stack(found).sum(0)
 
     def strong(self, threshold: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,8 +222,8 @@ class Eigenbasis:
             energy += (gamma * sums.gather(1, many)).sum(1)
             count += many.sum(1)
         for square in self.squares.values():
-            above = (square >= as_leading(threshold, square)).flatten(1)
-            energy += (square.double().flatten(1) * above).sum(1)
+            above = _by_seed(square >= as_leading(threshold, square))
+            energy += (_by_seed(square).double() * above).sum(1)
             count += above.sum(1)
         return energy, count
 
@@ -243,13 +243,13 @@ class Eigenbasis:
             squared = frame.coordinates(moved).square()
             yield energies.flatten(1), (energies * squared).flatten(1)
         for name, square in self.squares.items():
-            yield square.flatten(1), (square * moved[name].square()).flatten(1)
+            yield _by_seed(square), _by_seed(square * moved[name].square())
 
     def strongest(self) -> Tensor:
         """The largest energy, (S,) in float64; zero if there is none."""
         sides = [self.sides(weight) for weight in self.outputs]
         found = [outputs.values.amax(1) * inputs.values.amax(1) for outputs, inputs in sides]
-        found += [square.flatten(1).amax(1) for square in self.squares.values()]
+        found += [_by_seed(square).amax(1) for square in self.squares.values()]
         return torch.stack(found).amax(0).double()
 
     def masks(self, threshold: Tensor) -> dict[str, Tensor]:
@@ -287,10 +287,10 @@ class Eigenbasis:
                 columns = inputs.energies(a)[:, : mask.shape[2]]
                 energy += (rows.unsqueeze(1) @ mask @ columns.unsqueeze(2)).flatten()
         for name, square in moments.squares.items():
-            total += square.flatten(1).sum(1)
+            total += _by_seed(square).sum(1)
             if name in self.squares:
                 above = self.squares[name] >= as_leading(threshold, square)
-                energy += (square * above).flatten(1).sum(1)
+                energy += _by_seed(square * above).sum(1)
         return energy, total
 
     def cut(self, masks: Mapping[str, Tensor]) -> Self:
@@ -410,6 +410,11 @@ class Frame:
 def as_leading(values: Tensor, tensor: Tensor) -> Tensor:
     """Values (S,) as (S, 1, …), to compare with a tensor (S, …)."""
     return values.view(-1, *(1 for _ in tensor.shape[1:]))
+
+
+def _by_seed(tensor: Tensor) -> Tensor:
+    """(S, *shape) → (S, n), also of single numbers (S,)."""
+    return tensor.reshape(len(tensor), -1)
 
 
 def _diagonal(moment: Tensor) -> Tensor:
