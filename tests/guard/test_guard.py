@@ -589,7 +589,7 @@ class LowRank(nn.Module):
         return self.base(x) + x @ self.lora_A.T @ self.lora_B.T
 
 
-BLIND = r"0\.lora_A and 1 others is zero on all samples .* not protected.*guard\.refresh"
+BLIND = r"0\.lora_A \(and of 1 more\) is zero on all samples .* not protected.*guard\.refresh"
 FIXED = {"ogd": OGD(40), "pca": PCAOGD(40), "kron": KronOGD(), "ewc": EWC()}
 
 

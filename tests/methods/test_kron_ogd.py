@@ -217,7 +217,8 @@ def test_one_sample_and_a_layer_without_energy_are_handled():
     with torch.no_grad():
         model[0].bias.fill_(-100)  # nothing passes: the first layer has no gradient at all
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), KronOGD())
-    guard.end_task((torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])))
+    with pytest.warns(UserWarning, match=r"0\.weight \(and of 2 more\) is zero on all samples"):
+        guard.end_task((torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])))
     g = steps_like(guard, 0)
     kept = projection_of(guard)(g)
     assert kept.isfinite().all()

@@ -387,7 +387,7 @@ class Guard:
         new = [name for name in names if name not in self._warned_of]
         self._warned_of |= {*new}
         if new:
-            others = f" and {len(new) - 1} others" if new[1:] else ""
+            others = f" (and of {len(new) - 1} more)" if new[1:] else ""
             warn_caller(
                 f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
                 "not protected, though it may matter later (the first factor of a fresh LoRA "
