@@ -461,6 +461,21 @@ def test_every_method_follows_a_head_that_grows(method):
     assert hooks(new) == 2
 
 
+def test_a_model_that_grows_before_the_first_task():
+    model = mlp()
+    guard = Guard(model, optim.SGD(model.parameters(), lr=0.1), OGD(1000), params=["0", "2"])
+    wider(model)
+    new = optim.Adam(model.parameters(), lr=1e-2)
+    guard.adopt(model, new)
+    train(model, new, task(0))
+    guard.end_task(task(0))
+    basis = exact_basis(model, *task(0))
+    before = flat(model)
+    train(model, new, task(1))
+    delta = flat(model) - before
+    assert float((basis @ delta).norm() / delta.norm()) < 2e-5
+
+
 def test_a_spring_only_on_the_old_rows():
     model, _, guard = guarded(method=EWC(strength=1.0))
     old = guard.state_dict()

@@ -41,8 +41,9 @@ from forgetless.tangent import (
 
 # Samples whose joint loss gradient is tested for infinities at once.
 _LOSS_CHUNK = 64
-# Samples that are looked at together to see which parameters have a gradient; mostly the first do.
-_FEW = 16
+# Samples that are looked at together to see which parameters have a gradient; mostly the first
+# will do.
+_FEW = 2
 
 
 @final

@@ -278,7 +278,7 @@ def grown_names(
         if name not in own:
             raise ConfigError(_missing(name))
     trained = _trained(optimizers)
-    new = {name for name in chosen if name not in old and id(own[name]) in trained}
+    new = {n for n in chosen if n not in old and n in own and id(own[n]) in trained}
     # As a guard made for this model would have them: its state then fits.
     return tuple(name for name in own if name in new or name in old) if new else tuple(old)
 
