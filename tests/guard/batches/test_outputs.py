@@ -155,7 +155,7 @@ WRONG = {
     "a late label too large": (
         None,
         torch.tensor([0, 1, 2, 3, 0, 9]),
-        r"labels must be in \[0, 4\), as the outputs, not '0 to 9'",
+        r"labels must be in \[0, 4\), as the model has 4 outputs, not '0 to 9'",
     ),
     "a negative label": (None, torch.tensor([0, 1, 2, 3, 0, -1]), r"labels must be in \[0, 4\)"),
     "tokens for no sequence": ("likelihood", torch.zeros(6, 3).long(), "must be tokens"),

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -168,12 +167,6 @@ def test_several_optimizers_are_refused():
     module = Classifier(manual=True, optimizers=2)
     with pytest.raises(ConfigError, match="made 2"):
         fit(module, 0, GuardCallback(METHOD))
-
-
-def test_several_processes_would_remember_different_samples():
-    trainer = SimpleNamespace(optimizers=[None], world_size=2)
-    with pytest.raises(ConfigError, match="end_task=False"):
-        GuardCallback(METHOD).on_train_start(trainer, Classifier())
 
 
 def test_mistakes_are_found_before_training():

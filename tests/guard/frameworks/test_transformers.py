@@ -1,7 +1,5 @@
 """The guard as a callback of transformers' Trainer: attached, remembered, saved."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -129,11 +127,6 @@ def test_the_user_may_end_tasks(tmp_path):
     assert callback.guard.tasks == 0
     callback.end_task(trainer.get_train_dataloader())
     assert callback.guard.tasks == 1
-
-
-def test_several_processes_would_remember_different_samples():
-    with pytest.raises(ConfigError, match="end_task=False"):
-        GuardTrainerCallback(METHOD).on_train_begin(SimpleNamespace(world_size=2), None, None)
 
 
 def test_mistakes_are_found_before_training():
