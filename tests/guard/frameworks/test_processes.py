@@ -3,8 +3,10 @@
 import torch
 from safetensors.torch import load_file
 
+from forgetless.guard.frameworks.base import GuardCarrier
 from tests.guard.distributed.worlds import world
-from tests.guard.frameworks.works import FRAMEWORKS, two_tasks_each
+from tests.guard.frameworks.common import network
+from tests.guard.frameworks.works import FRAMEWORKS, METHOD, two_tasks_each
 
 
 def test_several_processes_store_what_one_does(tmp_path):
@@ -16,3 +18,15 @@ def test_several_processes_store_what_one_does(tmp_path):
         assert float((alone["after"] - alone["before"]).norm()) > 0.1
         for when in ("before", "after"):
             torch.testing.assert_close(together[when], alone[when], rtol=0, atol=1e-5)
+    alone, together = (loaded(folder / "sharded") for folder in (one, two))
+    torch.testing.assert_close(together @ alone.T @ alone, together, rtol=0, atol=1e-5)
+
+
+def loaded(folder):
+    """The directions that one process reads from a callback's file."""
+    carrier, model = GuardCarrier(METHOD, {}), network()
+    carrier.load(folder)
+    carrier._attach(model, torch.optim.SGD(model.parameters()))
+    directions = carrier.guard.state_dict()["memory.directions"]
+    assert directions.shape == (10, 83)
+    return directions

@@ -5,9 +5,11 @@ import os
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import fully_shard
 
 from forgetless import PCAOGD
-from tests.guard.frameworks.common import leak, points, vector
+from forgetless.guard.frameworks.base import GuardCarrier
+from tests.guard.frameworks.common import leak, network, points, vector
 
 METHOD = PCAOGD(components=10, samples=48)  # all samples that there are
 
@@ -79,11 +81,23 @@ FRAMEWORKS = {"transformers": with_transformers, "lightning": with_lightning}
 
 
 def two_tasks_each(rank, folder) -> None:
-    """Train two tasks with each framework."""
+    """Train two tasks with each framework, and store one of a sharded model."""
     if dist.is_initialized():
         as_by_torchrun(rank)
     for name, framework in FRAMEWORKS.items():
         two_tasks(rank, folder / name, framework)
+    sharded_file(rank, folder)
+
+
+def sharded_file(rank, folder) -> None:
+    """What a callback writes of a sharded model, which the processes store in parts."""
+    model = network()
+    if dist.is_initialized():
+        model = fully_shard(model)
+    carrier = GuardCarrier(METHOD, {})
+    carrier._attach(model, torch.optim.SGD(model.parameters()))
+    carrier.end_task(points(0))
+    carrier.save(folder / "sharded")
 
 
 def two_tasks(rank, folder, framework) -> None:
