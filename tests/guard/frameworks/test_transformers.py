@@ -190,6 +190,28 @@ def test_the_last_task_is_saved_too(tmp_path):
         assert leak(fresh.guard, before, vector(second, fresh.guard.names), directions) < 1e-5
 
 
+def test_a_model_brings_along_what_is_stored_beside_it(tmp_path):
+    callback = GuardTrainerCallback(METHOD)
+    settings = {"save_strategy": "steps", "save_steps": 6}
+    train(llama(), tokens(0), tmp_path, callback, **settings).save_model()
+    directions = callback.guard.state_dict()["memory.directions"]
+    for folder in (tmp_path, tmp_path / "checkpoint-6"):
+        model, fresh = LlamaForCausalLM.from_pretrained(folder), GuardTrainerCallback(METHOD)
+        before = vector(model, callback.guard.names)
+        train(model, tokens(1), tmp_path / "second", fresh)
+        assert fresh.guard.tasks == 2
+        assert leak(fresh.guard, before, vector(model, fresh.guard.names), directions) < 1e-5
+    # Adapters are other parameters, and a model of its own says nothing.
+    alone = GuardTrainerCallback(METHOD)
+    adapted = get_peft_model(
+        LlamaForCausalLM.from_pretrained(tmp_path), LoraConfig(task_type="CAUSAL_LM")
+    )
+    train(adapted, tokens(1), tmp_path / "adapted", alone)
+    assert alone.guard.tasks == 1
+    with pytest.warns(ForgetlessWarning, match="forgetless.safetensors is of an earlier training"):
+        train(llama(), tokens(1), tmp_path, GuardTrainerCallback(METHOD))
+
+
 def test_training_that_resumes_at_its_end_stores_its_task_once(tmp_path):
     train(
         llama(), tokens(0), tmp_path, GuardTrainerCallback(METHOD),

@@ -120,6 +120,11 @@ class GuardCarrier:
         if ranks is not None:
             ranks.sum(torch.zeros(1))  # all may read it from here on
 
+    @property
+    def _has_memory(self) -> bool:
+        """Whether a state was loaded, or a task stored in this process."""
+        return self._was_loaded or (self._guard is not None and self._guard.tasks > 0)
+
     def _calibration_batches(self, batch_size: int | None, train_loader: Any) -> Any:
         """The data to protect before training, None if there is none or a task is stored already.
 
@@ -136,7 +141,7 @@ class GuardCarrier:
 
     def _warn_if_unguarded(self, where: str) -> None:
         """Warn of training that resumes without what a guard stored before."""
-        if not self._was_loaded and (self._guard is None or not self._guard.tasks):
+        if not self._has_memory:
             warnings.warn(
                 f"training resumes, and nothing that a guard stored is in {where}: earlier tasks "
                 f"are not protected. If there were any, call load(folder) before training, with "

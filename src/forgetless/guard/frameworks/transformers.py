@@ -1,5 +1,6 @@
 """The guard as a callback of transformers' Trainer."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 
 from forgetless.guard.frameworks.base import FILE, GuardCarrier, GuardOptions
 from forgetless.methods import Method
+from forgetless.support.errors import ForgetlessWarning
 
 try:
     from transformers import (
@@ -38,7 +40,8 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
     Every checkpoint has what is stored in `forgetless.safetensors`, which is loaded when training
     resumes from it; it warns if the file cannot be found. When the task is stored, after the last
     step, the file is written to the output folder and, with the task, to the last checkpoint
-    again. Before the next task `load` either of them, if that is another run of the script.
+    again. In another run of the script the next task finds it, if the model comes from one of
+    these folders by `from_pretrained` and no `protect` is given; otherwise `load` it.
 
     The share of the steps that it removes is logged as `guard_removed`. In several processes
     (`torchrun`, `accelerate launch`) each does the same.
@@ -86,11 +89,13 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Guard the optimizer that was made for this training."""
+        self._model = kwargs["model"]
         self._folders, self._is_stored = [Path(args.output_dir)], False
         # Only the number of steps already made tells a callback that training resumes.
         if state.global_step > 0:
             self._resume(args, state)
-        self._model = kwargs["model"]
+        elif not self._has_memory and self._calibration is None:
+            self._load_with_model(Path(args.output_dir))
         several = args.world_size > 1 and dist.is_initialized()
         self._attach(
             self._model, kwargs["optimizer"], {"process_group": dist.group.WORLD} if several else {}
@@ -102,6 +107,20 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
                 self.guard.protect(batches)
         note = {"folder": str(Path(args.output_dir).absolute()), "tasks": self.guard.tasks}
         state.stateful_callbacks = {**(state.stateful_callbacks or {}), _NOTE: note}
+
+    def _load_with_model(self, output: Path) -> None:
+        """Load what is stored beside the weights that the model was loaded from."""
+        home = getattr(self._model, "name_or_path", "")
+        # Adapters are trained beside a model whose own file is of other parameters.
+        if home and (Path(home) / FILE).exists() and not hasattr(self._model, "peft_config"):
+            self.load(home)
+        elif (output / FILE).exists():
+            warnings.warn(
+                f"{output / FILE} is of an earlier training and will be replaced: its tasks are "
+                "not protected. To protect them call load(folder) before training",
+                ForgetlessWarning,
+                stacklevel=3,
+            )
 
     def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
         """Load what is stored with the checkpoint; the trainer does not tell where that is."""
