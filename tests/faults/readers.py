@@ -24,6 +24,7 @@ from torch import nn
 from forgetless import AGEM, EWC, OGD, PCAOGD, Guard, Joint, Trace, load_trace
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
+from forgetless.guard.frameworks.base import FILE, GuardCarrier
 from forgetless.support.errors import ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
@@ -318,6 +319,19 @@ def _guard_state(method: str, storage: str) -> Reader:
     return Reader(read, sound, spoil)
 
 
+def _guard_file(folder: Path) -> Reader:
+    """The file that a callback finds next to a checkpoint."""
+    folder.mkdir()
+    carrier = GuardCarrier(METHODS["ogd"], {})
+
+    def read(content: bytes) -> object:
+        (folder / FILE).write_bytes(content)
+        carrier.load(folder)
+        return carrier.state_dict()
+
+    return Reader(read, _guard_state("ogd", "dense").sound)
+
+
 @contextmanager
 def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
     """Every reader by name, with a folder for those that read one."""
@@ -345,5 +359,6 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
                 for p in ("manifest", "progress", "memory")
             },
             **guards,
+            "guard, file of a callback": _guard_file(folder / "callback"),
             "shared storage, pointer": pointer_reader(folder / "pointer"),
         }

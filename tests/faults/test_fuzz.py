@@ -12,7 +12,7 @@ NAMES = (
     "trace, weights", "checkpoint, manifest", "checkpoint, progress", "checkpoint, memory",
     "guard state, ogd, dense", "guard state, ogd, factored", "guard state, pca-ogd, bfloat16",
     "guard state, ewc, dense", "guard state, a-gem, dense", "guard state, joint, dense",
-    "shared storage, pointer",
+    "guard, file of a callback", "shared storage, pointer",
 )  # fmt: skip
 
 

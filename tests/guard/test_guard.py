@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn, optim
+from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.guard as module_under_test
 from forgetless import AGEM, EWC, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
@@ -269,6 +270,33 @@ def test_parameters_that_were_replaced_are_noticed():
     with pytest.raises(ConfigError, match=r"the model's 0\.weight is another parameter than when"):
         guard.end_task(task(1))
     assert guard.tasks == 1
+
+
+@pytest.mark.parametrize("given", ["loader", "batches", "one batch", "inputs alone"])
+def test_what_a_pretrained_model_does_is_protected(given):
+    """Before any training: `end_task`'s directions, and steps that keep the outputs."""
+    x, y = task(0)
+    data = {
+        "loader": DataLoader(TensorDataset(x, y), batch_size=8),
+        "batches": [(x[:16], y[:16]), (x[16:], y[16:])],
+        "one batch": (x, y),
+        "inputs alone": x,
+    }[given]
+    model = mlp()
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    guard = Guard(model, optimizer, OGD(samples=30))
+    rows = exact_basis(model, x, None if given == "inputs alone" else y)
+    before = flat(model)
+    guard.protect(data)
+    assert guard.tasks == 1
+    assert len(guard.memory_report().tasks) == 1
+    train(model, optimizer, task(1))
+    step = flat(model) - before
+    assert float(step.norm()) > 1e-3
+    assert float((rows @ step).norm() / step.norm()) < 1e-5
+    guard.end_task(task(1))
+    guard.refresh(data, task(1))
+    assert guard.tasks == 2
 
 
 def test_a_seed_chooses_the_samples():

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from forgetless.guard.batch_norm import FrozenStatistics
 from forgetless.guard.batches.loading import TaskData
-from forgetless.guard.batches.outputs import Loss, Named, Output, check_output
+from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.budget import as_asked, chosen_storage, voted_storage
 from forgetless.guard.distributed.loading import SharedTaskData
@@ -61,8 +62,9 @@ class Guard:
         output: the protected scalars of a sample's outputs: "class", the true class's logit;
             "regression", every predicted number; "likelihood", the mean log-likelihood of a
             sequence's next tokens; "tokens", that of labels at their logits' positions; or a
-            function of outputs and target to (n,) or (n, K). By default "class" for integer
-            targets (n,), "regression" for real or absent ones.
+            function of outputs and target to (n,) or (n, K). By default what fits a language
+            model or tagger of transformers; otherwise "class" for integer targets (n,),
+            "regression" for real or absent ones.
         loss: for methods that use a loss, a function of outputs and target to one number; by
             default cross-entropy (of sequences as `output` says), or squared error for real
             targets.
@@ -72,6 +74,10 @@ class Guard:
             memory while the model is on a GPU), "factored" (samples as factors), or a `Storage`.
         budget: bytes for directions, such as "512MB"; `memory_report()` shows the effect.
         max_rank: the most directions to store (`Storage` says which, if there are more).
+        freeze_batch_norm: whether batch norm normalises by the running statistics of the first
+            task from its end on, also in training, and no longer updates them.
+        process_group: of `torch.distributed`: the processes that train the model together, if
+            the model is given without the wrapper that tells.
         seed: of the choice of samples.
 
     Example:
@@ -99,6 +105,8 @@ class Guard:
         storage: str | Storage | None = None,
         budget: str | int | None = None,
         max_rank: int | None = None,
+        freeze_batch_norm: bool = False,
+        process_group: Any = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -111,19 +119,20 @@ class Guard:
         self.method = method
         self.project = _projected(method, project)
         reshard(module)
+        self._process_group = process_group
         chosen = chosen_parameters(module, params, exclude)
         self._parameters = Parameters(module, protected_names(module, optimizers, chosen))
         self._exclude = exclude
         self._chosen = None if params is None else chosen
         self._warned_of: set[str] = set()
-        self.ranks = training_ranks(model, self._parameters.tensors, method)
+        self.ranks = training_ranks(model, self._parameters.tensors, method, process_group)
         if self.ranks is not None and method.needs_batch:
             raise ConfigError(
                 f"{method.name} uses the batch of every step, and each process has another one: "
                 "it is for one process"
             )
         sharded = self._parameters.slices is not None
-        check_output(output, module)
+        output = chosen_output(output, module)
         for argument, value in {"loss": loss, "unpack": unpack}.items():
             fits = value is None or callable(value)
             require(fits, argument, value, "a function or None")
@@ -143,6 +152,7 @@ class Guard:
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
         self._steps = self._new_steps(self._model)
+        self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
         self._steps.attach(optimizers)
         self._groups = self._steps.groups
@@ -167,6 +177,7 @@ class Guard:
         self._parameters.check_current(self._model.module)
         self._steps.attach(_torch_optimizers(optimizer))
         self._groups = self._steps.groups
+        self._freeze()
 
     def adopt(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
         """Continue with a model that has grown, such as by a head with more classes.
@@ -189,7 +200,7 @@ class Guard:
             chosen = chosen_parameters(module, None, _present(module, self._exclude))
         parameters = Parameters(module, grown_names(module, optimizers, old.names, chosen))
         growth = old.growth(parameters)
-        ranks = training_ranks(model, parameters.tensors, self.method)
+        ranks = training_ranks(model, parameters.tensors, self.method, self._process_group)
         grown = replace(self._model, module=module, parameters=parameters, ranks=ranks)
         steps = self._new_steps(grown)
         steps.check(optimizers, successor_of=self._steps)
@@ -208,6 +219,9 @@ class Guard:
         self._parameters, self._model, self.ranks, self._steps = parameters, grown, ranks, steps
         steps.attach(optimizers)
         self._groups = steps.groups
+        if self._frozen is not None:
+            self._frozen.restore()
+            self._frozen = FrozenStatistics(module)
         if now is not None:
             self._set(now)
 
@@ -224,6 +238,8 @@ class Guard:
                 "protected nothing: call guard.end_task(loader) when a task is learned"
             )
         steps.remove()
+        if self._frozen is not None:
+            self._frozen.restore()
 
     def __enter__(self) -> Self:
         return self
@@ -246,6 +262,18 @@ class Guard:
         if self.method.needs_batch and self._steps.is_active:
             new, seen = StoredSamples((unpacked(batch, self._unpack),)), self._steps.batch
             self._steps.batch = new if seen is None else seen + new
+
+    def protect(self, data: Any) -> None:
+        """Store what the model does now: before the first task, what a pretrained model can do.
+
+        As `end_task` does, at the present weights, and counted as a task: it is number one in the
+        reports, and `refresh` takes its data first.
+
+        Arguments:
+            data: inputs whose outputs must stay, with labels if the method or `output` needs them:
+                an iterable of batches such as a `DataLoader`, or one batch.
+        """
+        self.end_task(data)
 
     def end_task(self, loader: Any) -> None:
         """Store the task that was just learned, at the present weights.
@@ -330,6 +358,11 @@ class Guard:
     def _set(self, snapshot: Snapshot) -> None:
         self._now = snapshot
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        if self._frozen is not None and self.tasks:
+            self._frozen.freeze()
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
