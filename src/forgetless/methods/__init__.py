@@ -74,7 +74,7 @@ METHODS: dict[str, type[Method[Any]]] = {
 
 
 def method_class(name: str) -> type[Method[Any]]:
-    """The method of that name: a built-in one, an installed plug-in, or `my_file.py:GPM`."""
+    """The method of that name: a built-in one, an installed plug-in, or `my_file.py:OWM`."""
     if name in METHODS:
         return METHODS[name]
     found = plugin("method", name, METHODS)

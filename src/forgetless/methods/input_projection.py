@@ -35,6 +35,7 @@ class InputProjection(Orthogonal, ABC):
         "freeze",
         "Norms, embeddings and other parameters without layer inputs, after the first task.",
         choices=("freeze", "train"),
+        setting="without_inputs",
     )
 
     def init(self, view: View) -> InputSubspace:
@@ -71,9 +72,17 @@ class SpannedInputs(InputProjection, ABC):
     """
 
     threshold: float = option(
-        0.95, "Share of each layer's input energy that is protected.", accepted=SHARE
+        0.95,
+        "Share of each layer's input energy that is protected.",
+        accepted=SHARE,
+        setting="gpm_threshold",
     )
-    growth: float = option(0.0, "Added to --threshold with every further task.", accepted=real(0))
+    growth: float = option(
+        0.0,
+        "Added to --gpm-threshold with every further task.",
+        accepted=real(0),
+        setting="gpm_growth",
+    )
 
     def extended(self, state: InputSubspace, moments: InputMoments, view: View) -> InputSubspace:
         """With the directions that hold a share of the energy."""

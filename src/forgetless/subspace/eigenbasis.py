@@ -35,7 +35,8 @@ class Axis:
         if moment.dim() == 2:
             return cls(like.new_zeros(*moment.shape, 0), moment.to(like), rest)
         values, vectors = torch.linalg.eigh(moment)
-        return cls(vectors.flip(2).to(like), values.flip(1).clamp_min(0).to(like), rest)
+        vectors = vectors.flip(2).contiguous()  # as it would be restored
+        return cls(vectors.to(like), values.flip(1).clamp_min(0).to(like), rest)
 
     @property
     def is_standard(self) -> bool:

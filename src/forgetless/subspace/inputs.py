@@ -318,6 +318,8 @@ def _spanned(
             q = axis.vectors[seed, :, : len(alive)][:, alive].to(a)
             energies, rest = axis.values[seed, : len(alive)][alive].to(a), axis.rest[seed].to(a)
             lambdas = scale[seed, alive].to(a)
+            # The mean is over the columns that are left where no seed has fewer.
+            rest = rest * (d - len(alive)) / max(1, d - len(lambdas))
         outside = a - q @ (q.mT @ a)
         outside = outside - (outside @ q) @ q.mT
         values, vectors = torch.linalg.eigh((outside + outside.mT) / 2)

@@ -125,7 +125,7 @@ def input_moments(
         batches: the samples.
         names: the wanted parameters.
     """
-    sums = _Sums.of(module, names)
+    sums = _InputSums.of(module, names)
     buffers = {name: values.get(name, b).clone() for name, b in module.named_buffers()}
     values = {**values, **buffers}
     with eval_mode(module):
@@ -153,7 +153,7 @@ def _no_scalar(outputs: Any) -> Tensor:
 
 @final
 @dataclass
-class _Sums:
+class _InputSums:
     """Running sums over the layers of a network.
 
     Arguments:
@@ -167,7 +167,7 @@ class _Sums:
     others: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, module: nn.Module, names: Sequence[str]) -> "_Sums":
+    def of(cls, module: nn.Module, names: Sequence[str]) -> "_InputSums":
         """Of the layers with a wanted weight."""
         named, wanted = {id(p): name for name, p in module.named_parameters()}, set(names)
         pairs: dict[nn.Module, tuple[str | None, str | None]] = {}

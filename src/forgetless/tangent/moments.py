@@ -23,6 +23,7 @@ from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
 from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.tangent.autograd import ParameterUses
+from forgetless.tangent.capture import refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
 from forgetless.tangent.features import features_of
 from forgetless.tangent.inputs import input_rows, row_step, second_moment
@@ -99,6 +100,7 @@ def kronecker_moments(
     """
     first, *others = batches
     evaluation = Evaluation.at(module, values, names, first, scalar, lasting=True)
+    refuse_interacting(evaluation)
     sums = _Sums(evaluation, sum(map(len, batches)))
     for part in (evaluation, *map(evaluation.on, others)):
         start = 0
