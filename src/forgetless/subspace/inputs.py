@@ -138,10 +138,17 @@ class InputSubspace(Directions):
         """
         axes, lambdas = dict(self.axes), dict(self.scales)
         for name, moment in self._checked(moments).items():
-            old = (axes[name], lambdas[name]) if name in axes else None
-            axis, scale = _spanned(old, moment, like, share, scales, self.tasks.get(name, 0))
-            if scale.shape[1]:
-                axes[name], lambdas[name] = axis, scale
+            spans = [
+                _Span.of(axes[name], lambdas[name], seed, a) if name in axes else _Span.none(a)
+                for seed, a in enumerate(moment)
+            ]
+            tasks, least = self.tasks.get(name, 0), torch.finfo(like.dtype).eps
+            spans = [
+                span.spanning(a, share, least, scales, tasks)
+                for span, a in zip(spans, moment, strict=True)
+            ]
+            if any(len(span.energies) for span in spans):
+                axes[name], lambdas[name] = _Span.stacked(spans, like)
         return self._with(moments, axes, lambdas)
 
     def above(self, moments: InputMoments, like: Tensor, ratio: float) -> Self:
@@ -291,6 +298,9 @@ class InputSubspace(Directions):
         axes = {name: Axis(**of) for name, of in parts.items()}
         tasks, biases = structure["tasks"], structure["biases"]
         frozen, record = frozenset(structure["frozen"]), Record.restore(of_seeds)
+        unknown = {*axes, *tasks, *biases.values(), *frozen} - set(layout.shapes)
+        if unknown:
+            raise ConfigError(f"the directions are of another model, with {min(unknown)}")
         return cls(layout, axes, scales, tasks, biases, frozen, record, storage)
 
 
@@ -299,49 +309,89 @@ def _trace(moment: Tensor) -> Tensor:
     return moment.diagonal(dim1=1, dim2=2).sum(1)
 
 
-def _spanned(
-    old: tuple[Axis, Tensor] | None,
-    moment: Tensor,
-    like: Tensor,
-    share: float,
-    scales: Scales,
-    tasks: int,
-) -> tuple[Axis, Tensor]:
-    """A layer's directions and their λ with those of one more task, of which there were so many."""
-    d = moment.shape[1]
-    eps, found = torch.finfo(like.dtype).eps, []
-    for seed, a in enumerate(moment):
-        q, energies, lambdas, rest = a[:, :0], a[0, :0], a[0, :0], a.new_zeros(())
-        if old is not None:
-            axis, scale = old
-            alive = scale[seed] > 0
-            q = axis.vectors[seed, :, : len(alive)][:, alive].to(a)
-            energies, rest = axis.values[seed, : len(alive)][alive].to(a), axis.rest[seed].to(a)
-            lambdas = scale[seed, alive].to(a)
-            # The mean is over the columns that are left where no seed has fewer.
-            rest = rest * (d - len(alive)) / max(1, d - len(lambdas))
-        outside = a - q @ (q.mT @ a)
+@final
+@dataclass(frozen=True)
+class _Span:
+    """The directions of one layer, for one seed.
+
+    Arguments:
+        vectors: q_j in columns, (d, k).
+        energies: the inputs' mean energy along each, (k,).
+        lambdas: λ, (k,).
+        total: the inputs' mean energy, ().
+    """
+
+    vectors: Tensor
+    energies: Tensor
+    lambdas: Tensor
+    total: Tensor
+
+    @classmethod
+    def none(cls, moment: Tensor) -> Self:
+        """No directions of inputs with such a moment, (d, d)."""
+        return cls(moment[:, :0], moment[0, :0], moment[0, :0], moment.new_zeros(()))
+
+    @classmethod
+    def of(cls, axis: Axis, scale: Tensor, seed: int, moment: Tensor) -> Self:
+        """Those of a seed, with the dtype and device of a moment."""
+        alive = (scale[seed] > 0).nonzero().flatten()
+        vectors, energies = axis.vectors[seed][:, alive], axis.values[seed, alive]
+        found = vectors, energies, scale[seed, alive], axis.trace[seed]
+        return cls(*(tensor.to(moment) for tensor in found))
+
+    @property
+    def rest(self) -> Tensor:
+        """The mean energy along each of the other directions, ()."""
+        left = (self.total - self.energies.sum()).clamp_min(0)
+        return left / max(1, len(self.vectors) - len(self.energies))
+
+    def spanning(
+        self, moment: Tensor, share: float, least: float, scales: Scales, tasks: int
+    ) -> Self:
+        """With the directions of one more task, after so many.
+
+        Arguments:
+            moment: A, (d, d).
+            share: of its energy.
+            least: share of its energy below which a direction is rounding.
+            scales: the choice of λ.
+            tasks: how many the present directions are of.
+        """
+        q, total = self.vectors, moment.trace()
+        outside = moment - q @ (q.mT @ moment)
         outside = outside - (outside @ q) @ q.mT
         values, vectors = torch.linalg.eigh((outside + outside.mT) / 2)
-        values, vectors, total = values.flip(0).clamp_min(0), vectors.flip(1), a.trace()
-        before = total - values.sum() + values.cumsum(0) - values  # without this one
-        count = int(((before < share * total) & (values > eps * total)).sum())
+        values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+        before = total - values.sum() + values.cumsum(0) - values  # without this direction
+        count = int(((before < share * total) & (values > least * total)).sum())
         new = orthonormalize(vectors[:, :count].mT, against=q.mT).mT
         both = torch.cat([q, new], 1)
-        now = (both * (a @ both)).sum(0).clamp_min(0)
-        lambdas = scales(now[: q.shape[1]].sqrt(), now[q.shape[1] :].sqrt(), lambdas)
-        energies = torch.cat([energies, rest.expand(new.shape[1])])
-        energies = (tasks * energies + now) / (tasks + 1)
+        along = (both * (moment @ both)).sum(0).clamp_min(0)
+        sizes = along.sqrt()
+        lambdas = scales(sizes[: q.shape[1]], sizes[q.shape[1] :], self.lambdas)
+        energies = torch.cat([self.energies, self.rest.expand(new.shape[1])])
+        energies = (tasks * energies + along) / (tasks + 1)
         order = energies.argsort(descending=True)
-        found.append((both[:, order], energies[order], lambdas[order]))
-    widest = max(lambdas.shape[0] for *_, lambdas in found)
-    vectors, values, scale = (
-        torch.stack([pad(t, (0, widest - t.shape[-1])) for t in several])
-        for several in zip(*found, strict=True)
-    )
-    total = (_trace(moment) + (0 if old is None else tasks * old[0].trace.to(moment))) / (tasks + 1)
-    left = (total - values.sum(1)).clamp_min(0) / max(1, d - widest)
-    return Axis(vectors.to(like), values.to(like), left.to(like)), scale.to(like)
+        mean = (tasks * self.total + total) / (tasks + 1)
+        return type(self)(both[:, order], energies[order], lambdas[order], mean)
+
+    @staticmethod
+    def stacked(spans: Sequence["_Span"], like: Tensor) -> tuple[Axis, Tensor]:
+        """Those of all seeds; one with fewer has λ = 0 in the place of the missing ones."""
+        widest = max(len(span.energies) for span in spans)
+        missing = [(0, widest - len(span.energies)) for span in spans]
+        vectors, values, scale = (
+            torch.stack(rows).to(like)
+            for rows in (
+                [pad(span.vectors, by) for span, by in zip(spans, missing, strict=True)],
+                [
+                    torch.cat([span.energies, span.rest.expand(by)])
+                    for span, (_, by) in zip(spans, missing, strict=True)
+                ],
+                [pad(span.lambdas, by) for span, by in zip(spans, missing, strict=True)],
+            )
+        )
+        return Axis(vectors, values, torch.stack([span.rest for span in spans]).to(like)), scale
 
 
 def _part(rows: Tensor, scale: Tensor) -> tuple[Axis, Tensor]:
