@@ -42,7 +42,7 @@ class InputSubspace(Directions):
     Arguments:
         layout: the protected parameters.
         axes: weight → Q, leading, and the mean over tasks of the inputs' energy along each q_j.
-        scales: weight → λ of the leading columns, (S, k); zero where a seed has fewer.
+        scales: weight → λ of the leading columns, (S, k), k ≥ 1; zero where a seed has fewer.
         tasks: weight → how many tasks its inputs are of.
         biases: weight → the bias whose column it has.
         frozen: the parameters that do not move.
@@ -114,8 +114,7 @@ class InputSubspace(Directions):
                 )
             q = self.axes[name].vectors[:, :, : scale.shape[1]]
             v, last = (q[:, :-1], q[:, -1:]) if bias else (q, q[:, :0])
-            if scale.shape[1]:
-                frames.append(Frame(name, bias, None, v, None, last, scale.unsqueeze(1), False))
+            frames.append(Frame(name, bias, None, v, None, last, scale.unsqueeze(1), False))
         return frames
 
     def project_out(self, g: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ class InputSubspace(Directions):
             least = torch.where(values > rounding, values, torch.inf).amin(1, keepdim=True)
             protected = (values > ratio * least) & (values > rounding)
             axes[name] = axis
-            scales[name] = protected[:, : int(protected.sum(1).max())].to(like)
+            scales[name] = protected[:, : max(1, int(protected.sum(1).max()))].to(like)
         return self._with(moments, axes, scales)
 
     def freezing(self, names: Collection[str]) -> Self:
@@ -240,7 +239,7 @@ class InputSubspace(Directions):
         scales = {}
         widths = [scale.shape[1] for scale in self.scales.values()]
         for (name, scale), some in zip(self.scales.items(), chosen.split(widths, 1), strict=True):
-            last = max((int(column) + 1 for column in some.any(0).nonzero()), default=0)
+            last = max((int(column) + 1 for column in some.any(0).nonzero()), default=1)
             scales[name] = (scale * some)[:, :last].contiguous()
         return replace(self, scales=scales)._cut()
 
@@ -294,11 +293,11 @@ class InputSubspace(Directions):
             if name:
                 stacked = torch.stack([of[key] for of in of_seeds]).to(theta)
                 parts.setdefault(name, {})[part] = stacked
-        scales = {name: of.pop("scales") for name, of in parts.items()}
-        axes = {name: Axis(**of) for name, of in parts.items()}
-        tasks, biases = structure["tasks"], structure["biases"]
+        tasks, biases = structure["tasks"], structure["biases"]  # in the order of the layers
+        scales = {name: parts[name].pop("scales") for name in tasks}
+        axes = {name: Axis(**parts[name]) for name in tasks}
         frozen, record = frozenset(structure["frozen"]), Record.restore(of_seeds)
-        unknown = {*axes, *tasks, *biases.values(), *frozen} - set(layout.shapes)
+        unknown = {*parts, *biases.values(), *frozen} - set(layout.shapes)
         if unknown:
             raise ConfigError(f"the directions are of another model, with {min(unknown)}")
         return cls(layout, axes, scales, tasks, biases, frozen, record, storage)

@@ -291,6 +291,7 @@ class KroneckerSubspace(Directions):
             "layout": self.layout.whole_shapes,
             "source": dict(self.basis.source),
             "biases": dict(self.basis.biases),
+            "squares": [*self.basis.squares],
         }
         found = {_NAMES: json_tensor(structure)}
         for side in _SIDES:
@@ -317,13 +318,14 @@ class KroneckerSubspace(Directions):
                     found[kind][rest] = stacked
                 else:
                     found[kind].setdefault(name, {})[part] = stacked
-        axes = {side: {n: Axis(**parts) for n, parts in found[side].items()} for side in _SIDES}
+        # In the order of the layers: sums over them would round in another way.
+        source = structure["source"]
         basis = Eigenbasis(
-            axes["outputs"],
-            axes["inputs"],
-            structure["source"],
+            {name: Axis(**found["outputs"][name]) for name in source},
+            {name: Axis(**found["inputs"][name]) for name in source.values()},
+            source,
             structure["biases"],
-            found["squares"],
+            {name: found["squares"][name] for name in structure["squares"]},
         )
         threshold = torch.stack([of["threshold"] for of in of_seeds]).to(theta)
         start = None
