@@ -48,7 +48,7 @@ def forecast_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="Also predict this method, such as ogd or your own, my_file.py:GPM."
+            "--method", help="Also predict this method, such as ogd or your own, my_file.py:OWM."
         ),
     ] = "",
     to_set: Set = None,

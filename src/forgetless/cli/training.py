@@ -67,7 +67,7 @@ def run_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="The method against forgetting. Or your own, my_file.py:GPM."
+            "--method", help="The method against forgetting. Or your own, my_file.py:OWM."
         ),
     ],
     to_set: Set = None,
@@ -112,7 +112,7 @@ def compare_command(
             "--methods",
             "--method",
             metavar="NAMES",
-            help="Methods, comma-separated or repeated. Or your own, my_file.py:GPM.  "
+            help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.  "
             f"[default: {_METHODS}]",
         ),
     ] = None,

@@ -29,11 +29,13 @@ from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, DataError, first_line
 from forgetless.tangent import (
     Batch,
+    InputMoments,
     Moments,
     TangentFeatures,
     call_with,
     eval_mode,
     features_of,
+    input_moments,
     kronecker_moments,
     layer_inputs,
     sliced_features,
@@ -262,6 +264,14 @@ class GuardedModel:
         values = self.values(theta)
         values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
         return self._outputs(self.placed(part), values)
+
+    def input_moments(self, samples: StoredSamples) -> InputMoments:
+        """The second moments of the layers' inputs, in eval mode."""
+        with eval_mode(self.module):
+            for part in samples.parts:
+                self._try(part)
+        names, batches = self.parameters.names, self._batches(samples)
+        return input_moments(self.module, self.values(), batches, names=names)
 
     def layer_inputs(self, samples: StoredSamples) -> dict[str, Tensor]:
         """Protected weight of a layer → its inputs, (N, d), in eval mode."""

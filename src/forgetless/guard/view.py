@@ -18,7 +18,7 @@ from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError, DataError, NoSamplesError
 from forgetless.support.layout import Layout
 from forgetless.support.streams import random_subset
-from forgetless.tangent import Moments, TangentFeatures
+from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
 # Samples whose per-sample gradients are in memory at once when only their sum is wanted.
 _FISHER_CHUNK = 1024
@@ -151,6 +151,10 @@ class GuardView:
         found = self.model.moments(samples, outputs, lambda count: self.random(count)[0])
         require_labels(self.model.output, self.model.label_count(samples.parts))
         return Moments.of_seeds([found])
+
+    def input_moments(self, samples: StoredSamples) -> InputMoments:
+        """The second moments of the layers' inputs."""
+        return InputMoments.of_seeds([self.model.input_moments(samples)])
 
     def layer_inputs(self, samples: StoredSamples) -> dict[str, Tensor]:
         """Weight of a layer → its inputs on samples, (1, N, d)."""

@@ -247,6 +247,19 @@ class Eigenbasis:
         for name, square in self.squares.items():
             yield _by_seed(square), _by_seed(square * moved[name].square())
 
+    def product(self, vector: Tensor, layout: Layout) -> Tensor:
+        """The moments' product with a vector, G X A of every weight: (S, p) → (S, p)."""
+        parts = layout.split(vector)
+        found = {name: torch.zeros_like(part) for name, part in parts.items()}
+        for weight in self.outputs:
+            outputs, inputs = self.sides(weight)
+            energies = outputs.values.unsqueeze(2) * inputs.values.unsqueeze(1)
+            frame = Frame.of(self, weight, energies, layout)
+            frame.take_out(-frame.coordinates(parts), found)
+        for name, square in self.squares.items():
+            found[name] = square * parts[name]
+        return layout.join(found)
+
     def strongest(self) -> Tensor:
         """The largest energy, (S,) in float64; zero if there is none."""
         sides = [self.sides(weight) for weight in self.outputs]
@@ -345,7 +358,7 @@ class Frame:
         v: those at the columns that are here, (S, c, l).
         bias_u: as `u`, at the bias's rows.
         bias_v: V at the bias, (S, 1, l).
-        mask: M, (S, k, l); None for all coordinates.
+        mask: M, (S, k, l), or with other weights than 0 and 1; None for all coordinates.
         is_partial: whether X is the sum of what the processes have.
     """
 
@@ -391,7 +404,7 @@ class Frame:
 
     def coordinates(self, parts: Mapping[str, Tensor]) -> Tensor:
         """X, of the parts of a step, (S, k, l)."""
-        step = parts[self.weight].flatten(2)
+        step = parts[self.weight].unsqueeze(2).flatten(2)
         x = step @ self.v if self.u is None else self.u.mT @ step @ self.v
         if self.bias:
             b = parts[self.bias].unsqueeze(2)

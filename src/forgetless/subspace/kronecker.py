@@ -1,6 +1,5 @@
 """Directions chosen among the coordinates of each layer's Kronecker eigenbasis."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,15 +9,16 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import float64
-from forgetless.subspace.base import Directions, Record
+from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
 from forgetless.support.errors import ConfigError
+from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import Moments
 
-_NAMES = "names"  # the entry with the names of parameters, JSON as bytes
+_NAMES = "names"  # the entry with the names of parameters
 # The threshold is found among energies down to this share of the largest, in so many halvings.
 _RANGE, _HALVINGS = 1e-24, 60
 _TIES = 1e-5  # energies that differ by less are equal up to rounding
@@ -59,11 +59,7 @@ class KroneckerSubspace(Directions):
     @classmethod
     def empty(cls, layout: Layout, theta: Tensor, storage: Storage) -> Self:
         """Nothing protected yet."""
-        if replace(storage, max_rank=None, ranks=None, layout=None) != Storage():
-            raise ConfigError(
-                f"storage must be 'dense' for a Kronecker eigenbasis, not {storage}: it has no "
-                "rows as long as the model; a budget makes it smaller"
-            )
+        require_no_rows(storage, "a Kronecker eigenbasis")
         nothing = theta.new_full((len(theta),), torch.inf)
         return cls(layout, Eigenbasis.empty(), nothing, Record.empty(len(theta)), storage)
 
@@ -296,16 +292,13 @@ class KroneckerSubspace(Directions):
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """Everything stored for a seed."""
-        slices = self.layout.slices
-        whole = {n: slices[n].shape if n in slices else s for n, s in self.layout.shapes.items()}
         structure = {
-            "layout": whole,
+            "layout": self.layout.whole_shapes,
             "source": dict(self.basis.source),
             "biases": dict(self.basis.biases),
-            "squares": list(self.basis.squares),
+            "squares": [*self.basis.squares],
         }
-        text = bytearray(json.dumps(structure).encode())
-        found = {_NAMES: torch.frombuffer(text, dtype=torch.uint8).clone()}
+        found = {_NAMES: json_tensor(structure)}
         for side in _SIDES:
             for name, axis in getattr(self.basis, side).items():
                 found |= {f"{side}:{name}:{part}": t[seed] for part, t in vars(axis).items()}
@@ -318,11 +311,8 @@ class KroneckerSubspace(Directions):
         cls, of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
     ) -> Self:
         """From the `tensors` of each seed, for weights theta (S, p)."""
-        structure = json.loads(bytes(of_seeds[0][_NAMES].cpu().tolist()))
-        whole = Layout({name: tuple(shape) for name, shape in structure["layout"].items()})
-        layout = storage.layout or whole
-        if layout.size != theta.shape[1]:
-            raise ConfigError(f"the eigenbasis is of {layout.size} weights, not {theta.shape[1]}")
+        structure = json_value(of_seeds[0][_NAMES])
+        layout = stored_layout(structure["layout"], theta, storage)
         found: dict[str, dict[str, Any]] = {"squares": {}, **{side: {} for side in _SIDES}}
         for key in of_seeds[0]:
             kind, _, rest = key.partition(":")

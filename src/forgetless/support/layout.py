@@ -66,6 +66,12 @@ class Layout:
         return {name: slice(end - size, end) for name, (end, size) in pairs}
 
     @property
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter → its shape, also where only a slice of it is here."""
+        own = self.slices
+        return {n: own[n].shape if n in own else shape for n, shape in self.shapes.items()}
+
+    @property
     def size(self) -> int:
         """p."""
         return sum(self._sizes)

@@ -26,7 +26,7 @@ def installed(kind: PluginKind) -> Mapping[str, EntryPoint]:
 
 
 def is_in_file(name: str) -> bool:
-    """Whether a name is that of an object in a file or module, such as "my_file.py:GPM"."""
+    """Whether a name is that of an object in a file or module, such as "my_file.py:OWM"."""
     return ":" in name or name.endswith(".py")
 
 

@@ -4,7 +4,7 @@ from forgetless.tangent.arguments import chosen_names, require_one_precision, ta
 from forgetless.tangent.chunks import Known
 from forgetless.tangent.evaluation import Batch, call_with, eval_mode, true_class
 from forgetless.tangent.features import TangentFeatures, features_of, top_weights_of_each
-from forgetless.tangent.inputs import layer_inputs
+from forgetless.tangent.inputs import InputMoments, input_moments, layer_inputs
 from forgetless.tangent.moments import (
     Moments,
     drawn_likelihood,
@@ -27,6 +27,7 @@ from forgetless.tangent.storage import (
 
 __all__ = [
     "Batch",
+    "InputMoments",
     "Known",
     "Moments",
     "TangentFeatures",
@@ -40,6 +41,7 @@ __all__ = [
     "features_of",
     "from_tensors",
     "grown",
+    "input_moments",
     "kronecker_moments",
     "layer_inputs",
     "merged",

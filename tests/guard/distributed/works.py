@@ -206,8 +206,8 @@ def _refused(rank, x, y):
     optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
     with pytest.raises(ConfigError, match=r"a-gem takes gradients.*DistributedDataParallel"):
         Guard(sharded, optimizer, AGEM())
-    with pytest.raises(ConfigError, match=r"gpm may need all weights in one place.* separable = T"):
-        Guard(sharded, optimizer, own.GPM())
+    with pytest.raises(ConfigError, match=r"owm may need all weights in one place.* separable = T"):
+        Guard(sharded, optimizer, own.OWM())
     with pytest.raises(ConfigError, match="Axes needs all columns of a vector"):
         Guard(sharded, optimizer, Freeze()).end_task((x, y))
     with pytest.raises(ConfigError, match="'dense', 'bfloat16' or 'cpu' for a sharded model"):
