@@ -1,7 +1,7 @@
 """The online Kronecker-factored Laplace approximation (Ritter, Botev and Barber 2018)."""
 
-from dataclasses import dataclass
-from typing import ClassVar, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from forgetless.methods.base import Method
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis
+from forgetless.support.layout import Growth
 from forgetless.support.options import option, real, whole
 
 
@@ -26,6 +27,10 @@ class Posterior:
     basis: Eigenbasis
     tasks: int
     anchor: Tensor
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        """For a network with more weights, of which no task has used the new ones."""
+        return replace(self, basis=self.basis.grown(growth), anchor=growth.padded(self.anchor))
 
 
 @final

@@ -157,6 +157,8 @@ def check_state(method: Method[Any], state: Any, seeds: int) -> Any:
 def grown_state(method: Method[Any], state: Any, growth: Growth, theta: Tensor) -> Any:
     """The state for a network with more weights, of which no task has used the new ones.
 
+    A state that knows how has a function `grown(growth, theta)`, as directions do.
+
     Arguments:
         method: whose state it is.
         state: for the weights before.
@@ -165,7 +167,7 @@ def grown_state(method: Method[Any], state: Any, growth: Growth, theta: Tensor) 
     """
 
     def grown(leaf: Any) -> Any:
-        if isinstance(leaf, Directions):
+        if hasattr(leaf, "grown"):
             return leaf.grown(growth, theta)
         per_weight = isinstance(leaf, Tensor) and leaf.shape[-1:] == (growth.old.size,)
         if not per_weight or not leaf.is_floating_point():
@@ -178,7 +180,8 @@ def grown_state(method: Method[Any], state: Any, growth: Growth, theta: Tensor) 
             )
         return growth.padded(leaf)
 
-    return check_state(method, _with_leaves(state, grown), len(theta))
+    new = grown(state) if hasattr(state, "grown") else _with_leaves(state, grown)
+    return check_state(method, new, len(theta))
 
 
 def _contiguous(node: Any) -> Any:

@@ -15,7 +15,7 @@ from forgetless.subspace.eigenbasis import Axis, Frame
 from forgetless.subspace.storage import Storage
 from forgetless.support.errors import ConfigError, DataError
 from forgetless.support.json_tensors import json_tensor, json_value
-from forgetless.support.layout import Layout
+from forgetless.support.layout import Growth, Layout
 from forgetless.tangent import InputMoments
 
 _NAMES = "names"  # the entry with the names of parameters
@@ -251,6 +251,16 @@ class InputSubspace(Directions):
         """Without the vectors that are not protected, of which later tasks know the mean alone."""
         fewer = self._cut()
         return fewer, ("only the protected directions",) if fewer.nbytes < self.nbytes else ()
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        """New rows of a weight have the old inputs, so they are protected from them as well."""
+        stuck = [name for name in self.frozen if growth.new_rows(name)]
+        if stuck:
+            raise ConfigError(
+                f"the new rows of {stuck[0]} could not learn, because it has no inputs to protect "
+                "and is frozen: leave it free by without_inputs='train'"
+            )
+        return replace(self, layout=growth.new)
 
     def restricted(self, columns: Sequence[slice]) -> Self:
         """The projection of vectors that are zero outside these columns, and stay so."""
