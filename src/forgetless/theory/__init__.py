@@ -10,7 +10,13 @@ from forgetless.theory.forgetting import (
     decompose,
     rotation,
 )
-from forgetless.theory.grams import coordinates, gram_grid, gram_overlap, operator_overlap
+from forgetless.theory.grams import (
+    coordinates,
+    gram_grid,
+    gram_overlap,
+    operator_overlap,
+    unprotected_share,
+)
 from forgetless.theory.learner import Descent, Learned, LinearTask, learn
 from forgetless.theory.linearised import TangentModel
 from forgetless.theory.projections import (
@@ -31,6 +37,7 @@ from forgetless.theory.svd import (
     FLOAT32_RTOL,
     RTOL,
     Factors,
+    Protected,
     factors,
     overlap,
     overlap_spectrum,
@@ -54,6 +61,7 @@ __all__ = [
     "NoProjection",
     "Prediction",
     "Projection",
+    "Protected",
     "SampleProjection",
     "TangentModel",
     "bounds",
@@ -78,4 +86,5 @@ __all__ = [
     "rotation",
     "squared_drift",
     "true_class",
+    "unprotected_share",
 ]
