@@ -30,15 +30,6 @@ METHODS = [
     SGD(), EWC(3.0), OGD(N), PCAOGD(2, N), KronOGD(0.9, samples=N, outputs="class"), AGEM(N, 2 * N),
     GEM(N), Joint(),
 ]  # fmt: skip
-    SGD(),
-    EWC(3.0),
-    OGD(N),
-    PCAOGD(2, N),
-    KronOGD(0.9, samples=N, outputs="class"),
-    AGEM(N, 2 * N),
-    GEM(N),
-    Joint(),
-]
 
 
 def model() -> nn.Module:
