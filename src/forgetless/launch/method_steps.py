@@ -9,7 +9,6 @@ from torch import Tensor
 from forgetless.launch.rebuild import Rebuilt
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
-from forgetless.subspace import Directions
 from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Layout
 from forgetless.trace import Trace
@@ -87,7 +86,7 @@ def projections(
     inside = Layout({name: tuple(shapes[name]) for name in learner.network.protected_names})
     outside = Layout({name: inside.shapes[name] for name in names})
 
-    def without(directions: Directions) -> Callable[[Tensor], Tensor]:
+    def without(directions: Any) -> Callable[[Tensor], Tensor]:
         def taken(rows: Tensor) -> Tensor:
             g = inside.join(outside.split(rows)).to(theta)
             left = torch.cat([directions.project_out(one) for one in g.split(1)])

@@ -70,11 +70,11 @@ class Axis:
         """The axis of factor · (its moment)."""
         return replace(self, values=factor * self.values, rest=factor * self.rest)
 
-    def energies(self, moment: Tensor) -> Tensor:
-        """q_iᵀ M q_i of another moment M for each of the k vectors, (S, k)."""
+    def energies(self, moment: Tensor, count: int) -> Tensor:
+        """q_iᵀ M q_i of another moment M for the first vectors, (S, count)."""
         if self.is_standard:
-            return _diagonal(moment)
-        vectors = self.vectors.double()
+            return _diagonal(moment)[:, :count]
+        vectors = self.vectors[:, :, :count].double()
         return (vectors * (moment @ vectors)).sum(1)
 
     def cut(self, count: int) -> Self:
@@ -139,6 +139,7 @@ class Eigenbasis:
             like: an empty tensor of the dtype and device to store with.
         """
         old, new = tasks / (tasks + 1), 1 / (tasks + 1)
+        _finite(moments.squared_scalars)
         self._check(moments)
         source, inputs = dict(self.source), dict(self.inputs)
         for weight in moments.outputs:
@@ -187,7 +188,7 @@ class Eigenbasis:
     def total(self) -> Tensor:
         """The energy in all coordinates, (S,) in float64; also those without eigenvectors."""
         found = [g.trace * a.trace for g, a in map(self.sides, self.outputs)]
-        found += [square.double().flatten(1).sum(1) for square in self.squares.values()]
+        found += [_rows(square.double()).sum(1) for square in self.squares.values()]
         return torch.stack(found).sum(0)
 
     def strong(self, threshold: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,8 +204,8 @@ class Eigenbasis:
             energy += (gamma * sums.gather(1, many)).sum(1)
             count += many.sum(1)
         for square in self.squares.values():
-            above = (square >= as_leading(threshold, square)).flatten(1)
-            energy += (square.double().flatten(1) * above).sum(1)
+            above = _rows(square >= as_leading(threshold, square))
+            energy += (_rows(square.double()) * above).sum(1)
             count += above.sum(1)
         return energy, count
 
@@ -224,13 +225,13 @@ class Eigenbasis:
             squared = frame.coordinates(moved).square()
             yield energies.flatten(1), (energies * squared).flatten(1)
         for name, square in self.squares.items():
-            yield square.flatten(1), (square * moved[name].square()).flatten(1)
+            yield _rows(square), _rows(square * moved[name].square())
 
     def strongest(self) -> Tensor:
         """The largest energy, (S,) in float64; zero if there is none."""
         sides = [self.sides(weight) for weight in self.outputs]
         found = [outputs.values.amax(1) * inputs.values.amax(1) for outputs, inputs in sides]
-        found += [square.flatten(1).amax(1) for square in self.squares.values()]
+        found += [_rows(square).amax(1) for square in self.squares.values()]
         return torch.stack(found).amax(0).double()
 
     def masks(self, threshold: Tensor) -> dict[str, Tensor]:
@@ -264,14 +265,14 @@ class Eigenbasis:
             if weight in masks:
                 mask = masks[weight].double()
                 outputs, inputs = self.sides(weight)
-                rows = outputs.energies(g)[:, : mask.shape[1]]
-                columns = inputs.energies(a)[:, : mask.shape[2]]
+                rows = outputs.energies(g, mask.shape[1])
+                columns = inputs.energies(a, mask.shape[2])
                 energy += (rows.unsqueeze(1) @ mask @ columns.unsqueeze(2)).flatten()
         for name, square in moments.squares.items():
-            total += square.flatten(1).sum(1)
+            total += _rows(square).sum(1)
             if name in self.squares:
                 above = self.squares[name] >= as_leading(threshold, square)
-                energy += (square * above).flatten(1).sum(1)
+                energy += _rows(square * above).sum(1)
         return energy, total
 
     def cut(self, masks: Mapping[str, Tensor]) -> Self:
@@ -393,6 +394,11 @@ def as_leading(values: Tensor, tensor: Tensor) -> Tensor:
     return values.view(-1, *(1 for _ in tensor.shape[1:]))
 
 
+def _rows(tensor: Tensor) -> Tensor:
+    """(S, *shape) as (S, n); a parameter may be a single number."""
+    return tensor.reshape(len(tensor), -1)
+
+
 def _diagonal(moment: Tensor) -> Tensor:
     """Of (S, d, d), or itself if it is one (S, d)."""
     return moment if moment.dim() == 2 else moment.diagonal(dim1=1, dim2=2)
@@ -400,5 +406,7 @@ def _diagonal(moment: Tensor) -> Tensor:
 
 def _finite(moment: Tensor) -> Tensor:
     if not bool(moment.isfinite().all()):
-        raise DataError("the gradients of samples to protect are NaN or infinite")
+        raise DataError(
+            "the outputs of samples to protect, or their gradients, are NaN or infinite"
+        )
     return moment

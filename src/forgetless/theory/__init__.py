@@ -42,6 +42,7 @@ from forgetless.theory.svd import (
     overlap,
     overlap_spectrum,
     principal_angles,
+    projected,
 )
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "overlap",
     "overlap_spectrum",
     "principal_angles",
+    "projected",
     "remembered",
     "rotation",
     "squared_drift",
