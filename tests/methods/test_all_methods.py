@@ -40,6 +40,7 @@ TABLE = {
     "ogd": OGD(samples=15),
     "kron-ogd": KronOGD(energy=0.9, samples=60),
     "kron-ogd, class": KronOGD(energy=0.8, samples=60, outputs="class"),
+    "kron-ogd, drift": KronOGD(samples=60),
     "pca-ogd": PCAOGD(components=15, samples=60),
     "pca-ogd, centred": PCAOGD(components=15, samples=60, centred=True),
     "pca-ogd, by share": PCAOGD(variance=0.9, samples=60),
