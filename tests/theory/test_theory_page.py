@@ -41,6 +41,13 @@ def test_the_page_says_what_its_python_computes():
     assert theory.bounds(centred, 0, 1).printed == pytest.approx(0.95, abs=0.01)
     assert theory.bounds(gem, 0, 3).printed > theory.bounds(sgd, 0, 3).printed
 
+    frozen = names["frozen"]
+    assert theory.decompose(frozen, 0, 3).total == pytest.approx(8.68, abs=0.01)
+    assert theory.bounds(frozen, 0, 3).unprotected == pytest.approx(240, abs=1)
+    assert theory.bounds(sgd, 0, 3).unprotected == pytest.approx(200, abs=1)
+    share = theory.unprotected_share(names["features"][0], names["freezing"][1])
+    assert share == pytest.approx(0.37, abs=0.005)
+
 
 def test_the_page_names_every_function():
     text = PAGE.read_text("utf-8")
