@@ -56,7 +56,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "rotated-digits": {"tasks": 5},
     "permuted-digits": {"tasks": 5},
     "split-digits": {},
-    "rotated-mnist": {"tasks": 5, "train_per_class": 100, "lr": 0.01},
+    "rotated-mnist": {"tasks": 4, "train_per_class": 50, "lr": 0.01},
 }
 QUANTITIES = ("overlap", "unprotected", "bound", "first order")
 LOSSES = {"moved": "outputs", "lost": "accuracy"}
@@ -101,14 +101,16 @@ def pairs(trace: Trace, tasks: Scenario, model: Any, method: Any, seed: int) -> 
             o = theory.operator_overlap(phi, features[k], avoided[k], rtol=theory.FLOAT32_RTOL)
             rows = phi.dense().double()
             left = rows if avoided[k] is None else theory.projected(rows, avoided[k])
+            gram = left @ left.T
+            longest = float(torch.linalg.eigvalsh(gram)[-1])  # ‖φ_s T‖², spectral
             found.append(
                 {
                     "source": s,
                     "target": k,
                     "overlap": float(theory.overlap_spectrum(o).mean()),
-                    "unprotected": float(left.square().sum()) / n,
-                    "share": float(left.square().sum() / rows.square().sum()),
-                    "bound": float((torch.linalg.matrix_norm(left, 2) * step.norm()) ** 2) / n,
+                    "unprotected": float(gram.trace()) / n,
+                    "share": float(gram.trace() / rows.square().sum()),
+                    "bound": longest * float(step.square().sum()) / n,
                     "first order": float((rows @ step).square().mean()),
                     "moved": moved[s],
                     "lost": float(trace.accuracy[row, k - 1, s] - trace.accuracy[row, k, s]),

@@ -222,23 +222,22 @@ def learn(
     sizes = [task.features.shape[1] for task in tasks]
     require(len(set(sizes)) == 1, "tasks", f"with p = {sizes}", "of one number of parameters p")
 
-    given = tuple(method) if isinstance(method, Sequence) else None
-    fits = given is None or len(given) == len(tasks)
-    require(
-        fits, "method", f"{len(given or ())} projections", f"one for each of {len(tasks)} tasks"
-    )
+    if isinstance(method, Sequence):
+        accepted = f"one for each of {len(tasks)} tasks"
+        require(len(method) == len(tasks), "method", f"{len(method)} projections", accepted)
     seen: list[EarlierTask] = []
     bases, residuals, steps = [], [], []
     weights = float64(tasks[0].features.new_zeros(sizes[0]))
-    basis: Protected = weights.new_empty(0, sizes[0])
+    rows = weights.new_empty(0, sizes[0])
+    basis: Protected = rows
     for k, task in enumerate(tasks):
         decomposed = factors(task.features, rtol=rtol)
         phi = decomposed.dense()
-        if given is not None:
-            basis = given[k]
+        if isinstance(method, Sequence):
+            basis = method[k]
             check_projection(f"method[{k}]", phi, basis)
         elif k:
-            basis = method.extend(basis, seen, rtol)
+            basis = rows = method.extend(rows, seen, rtol)
         targets = float64(task.targets).detach()
         before = float64(task.outputs).detach() + phi @ weights  # f_{k−1}(X_k)
         residual = targets - before
