@@ -1,5 +1,6 @@
 """The laws of KronOGD's projection, and what it protects."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -117,6 +118,43 @@ def test_it_is_the_dense_eigendecomposition_where_the_kronecker_form_is_exact():
     found = projection_of(guard)(g)
     found = torch.cat([found[:, :12].view(3, 4), found[:, 12:].view(3, 1)], 1).flatten()
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("energy", [0.9, 0.99])
+def test_two_layers_and_two_tasks_against_numpy(energy):
+    """G and A from the chain rule by hand, all energies sorted, the strongest taken out."""
+    model, _, guard = guarded("perceptron", KronOGD(energy=energy, outputs="class"), tasks=2)
+    first, second = ((m.weight.detach().numpy(), m.bias.detach().numpy()) for m in model[::2])
+    sides = [[0, 0], [0, 0]]
+    for task in range(2):
+        x, y = (part.numpy() for part in data_of("perceptron", task))
+        z = x @ first[0].T + first[1]
+        ones = np.ones((len(x), 1))
+        deltas = second[0][y] * (z > 0), np.eye(3)[y]
+        inputs = np.hstack([x, ones]), np.hstack([np.maximum(z, 0), ones])
+        for side, delta, a in zip(sides, deltas, inputs, strict=True):
+            side[0] = side[0] + delta.T @ delta / len(x) / 2
+            side[1] = side[1] + a.T @ a / len(x) / 2
+    found = [[np.linalg.eigh(moment) for moment in side] for side in sides]
+    energies = [np.outer(g[0], a[0]) for g, a in found]
+    values = np.sort(np.concatenate([e.ravel() for e in energies]))[::-1]
+    assert float(guard._steps.state.basis.total()) == pytest.approx(values.sum())
+    least = values[(values.cumsum() <= energy * values.sum()).sum() - 1]
+    masks = [e >= least * (1 - 1e-9) for e in energies]
+    # Not all of some rows and columns, in at least one of the layers.
+    assert any(np.outer(m.any(1), m.any(0)).sum() > m.sum() for m in masks)
+    g = steps_like(guard, 3)
+    expected, start = [], 0
+    for (left, right), mask in zip(found, masks, strict=True):
+        rows, columns = mask.shape
+        end = start + rows * columns
+        weight = g[0, start : end - rows].view(rows, columns - 1)
+        step = torch.cat([weight, g[0, end - rows : end, None]], 1).numpy()
+        u, v = left[1], right[1]
+        kept = torch.from_numpy(step - u @ ((u.T @ step @ v) * mask) @ v.T)
+        expected += [kept[:, :-1].flatten(), kept[:, -1]]
+        start = end
+    torch.testing.assert_close(projection_of(guard)(g)[0], torch.cat(expected), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
