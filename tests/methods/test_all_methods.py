@@ -44,6 +44,7 @@ TABLE = {
     "ogd": OGD(samples=15),
     "kron-ogd": KronOGD(energy=0.9, samples=60),
     "kron-ogd, class": KronOGD(energy=0.8, samples=60, outputs="class"),
+    "kron-ogd, drift": KronOGD(samples=60),
     "kfac-laplace": KFACLaplace(samples=60),
     "gpm": GPM(threshold=0.8, samples=60),
     "gpm, growing": GPM(threshold=0.7, growth=0.05, samples=60),

@@ -69,7 +69,7 @@ def test_outputs_that_do_not_depend_on_the_weights_do_not_move():
     assert tangent.push(torch.randn(4, 6), torch.ones(2)).tolist() == [[0.0] * 3] * 4
 
 
-@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize("protected", [False, True, "function"])
 def test_function_space_and_parameter_space_agree(protected):
     _, (inputs, labels) = tasks()
     tangent = TangentModel(network())
@@ -77,8 +77,9 @@ def test_function_space_and_parameter_space_agree(protected):
     basis = None
     if protected:
         basis = torch.linalg.qr(torch.randn(tangent.size, 5, dtype=torch.float64))[0].T
+    avoided = (lambda rows: rows - rows @ basis.T @ basis) if protected == "function" else basis
     changes = [
-        train(tangent, SGDRun(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), basis))
+        train(tangent, SGDRun(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), avoided))
         for train in (train_linearised, train_by_kernel)
     ]
     torch.testing.assert_close(changes[0], changes[1], atol=1e-10, rtol=1e-8)
@@ -175,6 +176,12 @@ def test_methods_of_ones_own_are_forecast_by_what_they_do_to_a_step():
     for warm_up in (True, False):
         found = forecast(model, source, target, lr=0.1, methods=methods, warm_up=warm_up, **options)
         by_rows = forecast(model, source, target, lr=0.1, basis=rows, warm_up=warm_up, **options)
+        by_function = forecast(
+            model, source, target, lr=0.1, basis=lambda g: g - g @ rows.T @ rows, warm_up=warm_up,
+            **options,
+        )  # fmt: skip
+        torch.testing.assert_close(by_function.plain.outputs, by_rows.plain.outputs)
+        assert by_function.trust == pytest.approx(by_rows.trust)
         halved = forecast(model, source, target, lr=0.05, warm_up=warm_up, **options)
         assert list(found.summary()["methods"]) == list(methods)
         for name, expected in (
@@ -373,6 +380,8 @@ def test_regression_with_a_loss_of_ones_own():
         ({"basis": torch.full((1, 83), torch.nan)}, "basis must be orthonormal rows.*off by nan"),
         ({"basis": [[0.0] * 83]}, "basis must be a tensor of orthonormal rows.*not 'list'"),
         ({"basis": torch.eye(83).long()}, "basis must be a tensor of.*not torch.int64"),
+        ({"basis": lambda rows: 2 * rows}, "basis must be an orthogonal projection"),
+        ({"basis": lambda rows: rows, "components": 2}, "components must be none where basis"),
         ({"source_classes": range(9)}, "source_classes must be within the model's 3 outputs"),
         ({"source": (torch.zeros(0, 6), torch.zeros(0).long())}, "the source has no samples"),
         ({"source": torch.zeros(3, 6)}, "source must be a pair"),

@@ -70,11 +70,11 @@ class Axis:
         """The axis of factor · (its moment)."""
         return replace(self, values=factor * self.values, rest=factor * self.rest)
 
-    def energies(self, moment: Tensor) -> Tensor:
-        """q_iᵀ M q_i of another moment M for each of the k vectors, (S, k)."""
+    def energies(self, moment: Tensor, count: int) -> Tensor:
+        """q_iᵀ M q_i of another moment M for the first vectors, (S, count)."""
         if self.is_standard:
-            return _diagonal(moment)
-        vectors = self.vectors.double()
+            return _diagonal(moment)[:, :count]
+        vectors = self.vectors[:, :, :count].double()
         return (vectors * (moment @ vectors)).sum(1)
 
     def cut(self, count: int) -> Self:
@@ -150,6 +150,7 @@ class Eigenbasis:
             like: an empty tensor of the dtype and device to store with.
         """
         old, new = tasks / (tasks + 1), 1 / (tasks + 1)
+        _finite(moments.squared_scalars)
         self._check(moments)
         source, inputs = dict(self.source), dict(self.inputs)
         for weight in moments.outputs:
@@ -298,8 +299,8 @@ class Eigenbasis:
             if weight in masks:
                 mask = masks[weight].double()
                 outputs, inputs = self.sides(weight)
-                rows = outputs.energies(g)[:, : mask.shape[1]]
-                columns = inputs.energies(a)[:, : mask.shape[2]]
+                rows = outputs.energies(g, mask.shape[1])
+                columns = inputs.energies(a, mask.shape[2])
                 energy += (rows.unsqueeze(1) @ mask @ columns.unsqueeze(2)).flatten()
         for name, square in moments.squares.items():
             total += _by_seed(square).sum(1)
@@ -439,5 +440,7 @@ def _diagonal(moment: Tensor) -> Tensor:
 
 def _finite(moment: Tensor) -> Tensor:
     if not bool(moment.isfinite().all()):
-        raise DataError("the gradients of samples to protect are NaN or infinite")
+        raise DataError(
+            "the outputs of samples to protect, or their gradients, are NaN or infinite"
+        )
     return moment

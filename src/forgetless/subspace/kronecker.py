@@ -218,7 +218,9 @@ class KroneckerSubspace(Directions):
         return self._at(torch.maximum(self.threshold.double(), least))
 
     def _at(self, threshold: Tensor) -> Self:
-        return replace(self, threshold=threshold.to(self.threshold))
+        # Coordinates without energy are never protected, whatever rounding makes of a threshold.
+        least = torch.finfo(self.threshold.dtype).tiny
+        return replace(self, threshold=threshold.to(self.threshold).clamp_min(least))
 
     def _least(self, fits: Callable[[Tensor], Tensor]) -> Tensor:
         """The least threshold (S,) that fits, if all larger ones do.

@@ -22,6 +22,8 @@ from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
 from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.memory import free_memory
+from forgetless.support.options import format_bytes
 from forgetless.tangent.autograd import ParameterUses
 from forgetless.tangent.capture import refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
@@ -270,6 +272,8 @@ class _Sums:
                 self.own[layer] = own
             elif type(layer) not in _LAYERS and own:
                 self.own[layer] = own
+        for use in self.uses.values():
+            _check_fits(use, evaluation)
         self.shapes = {name: evaluation.values[name].shape for name in wanted}
         self.scales: dict[str, Tensor] = {}  # parameter of a norm → Σ_i g_i²
         self.elsewhere: set[str] = set()  # used outside of their layers, or of unknown samples
@@ -417,6 +421,21 @@ class _Sums:
         inputs = {name: inputs[name] for name in source.values()}
         squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
         return Moments(outputs, inputs, source, biases, squares, self.seen, self.squared_scalars)
+
+
+def _check_fits(use: _Use, evaluation: Evaluation) -> None:
+    """Reject a layer with so many inputs that their moments fit no memory."""
+    weight = evaluation.values[use.weight]
+    inputs = weight[0].numel()
+    # In float64, and a product of a part of the samples beside it.
+    needed = inputs**2 * (8 + weight.element_size())
+    free = free_memory(weight.device)
+    if needed > free:
+        raise ConfigError(
+            f"{use.weight} has {inputs:,} inputs, whose moments take {format_bytes(needed)}, and "
+            f"{format_bytes(int(free))} of memory are free: leave it out with exclude=, or use "
+            "PCAOGD"
+        )
 
 
 def _one_product(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

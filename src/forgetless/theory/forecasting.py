@@ -30,7 +30,7 @@ from forgetless.theory.linearised import (
     train_linearised,
     train_network,
 )
-from forgetless.theory.svd import FLOAT32_RTOL, overlap_spectrum
+from forgetless.theory.svd import FLOAT32_RTOL, Protected, check_projection, overlap_spectrum
 
 # Forecasts of the checked pairs of tasks with less trust were often wrong.
 TRUSTED = 0.5
@@ -368,7 +368,7 @@ def forecast(
     components: int | Sequence[int] = (),
     remember: Pair | None = None,
     samples: int = 1000,
-    basis: Tensor | None = None,
+    basis: Protected | None = None,
     exclude: Sequence[str] = (),
     methods: Mapping[str, StepChange] | None = None,
     overlap_samples: int = 250,
@@ -398,7 +398,8 @@ def forecast(
         samples: how many of them it uses.
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
             orthonormal rows (K, p), p all trainable parameters in the model's order. Rows of zeros
-            are ignored.
+            are ignored. Or the orthogonal projection itself, a function of rows (n, p), for which
+            no `components` can be added.
         exclude: prefixes of the names of parameters that PCA-OGD does not protect, such as heads.
         methods: also predict these methods, by name: functions from a step of SGD and the weights
             before it to the step that is taken, (p,), (p,) → (p,), over all trainable parameters.
@@ -419,7 +420,7 @@ def forecast(
     tell = observer or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
     tangent = TangentModel(copied(model))
-    basis = None if basis is None else _directions(basis, tangent.theta)
+    basis = _avoided(basis, tangent.theta, components)
     problem = SourceAndTarget(tangent, source, target, loss, source_classes, target_classes)
     if quick:
         problem.use_fewer(_QUICK_SOURCE, generator)
@@ -440,7 +441,7 @@ def forecast(
             kept = directions[:count]
             tell(f"the same with {len(kept)} directions protected")
             avoided = kept
-            if basis is not None:
+            if isinstance(basis, Tensor):
                 avoided = torch.cat([basis, orthonormalize(kept, against=basis)])
             protected.append(trial.predict(avoided, len(kept)))
     by_name = {}
@@ -471,7 +472,7 @@ class _TrialTraining:
         problem: the tasks and the network.
         steps: indices of each step's samples.
         lr, batch_size, epochs: of the training.
-        basis: directions that plain training avoids, or None.
+        basis: what plain training avoids, or None.
         warm_up: linearise after the first steps of real training, not at the present weights.
     """
 
@@ -482,7 +483,7 @@ class _TrialTraining:
         lr: float,
         batch_size: int,
         epochs: int,
-        basis: Tensor | None,
+        basis: Protected | None,
         warm_up: bool,
     ) -> None:
         self.problem = problem
@@ -502,7 +503,7 @@ class _TrialTraining:
         return self.problem.followed(self._early(train_linearised, self.basis), self.real)
 
     def predict(
-        self, avoided: Tensor | None, components: int = 0, change: StepChange | None = None
+        self, avoided: Protected | None, components: int = 0, change: StepChange | None = None
     ) -> Prediction:
         """The predictions for training that avoids these directions, or changes its steps."""
         how = self.linear if change is None else train_linearised
@@ -514,7 +515,7 @@ class _TrialTraining:
         return self.problem.predict(at, self._train(how, at, left, avoided, change), components)
 
     def _early(
-        self, how: Trainer, avoided: Tensor | None, change: StepChange | None = None
+        self, how: Trainer, avoided: Protected | None, change: StepChange | None = None
     ) -> Tensor:
         """The change of the weights in the first steps."""
         return self._train(how, self.problem.tangent, self.steps[: self.first], avoided, change)
@@ -524,7 +525,7 @@ class _TrialTraining:
         how: Trainer,
         at: TangentModel,
         batches: Sequence[Tensor],
-        avoided: Tensor | None,
+        avoided: Protected | None,
         change: StepChange | None,
     ) -> Tensor:
         x, y = self.problem.target
@@ -558,6 +559,18 @@ def _counts(components: Any) -> Sequence[int]:
     valid = isinstance(counts, Sequence) and all(map(whole(1).fits, counts))
     require(valid, "components", components, f"{whole(1).words}, or several of them")
     return list(counts)
+
+
+def _avoided(basis: Any, theta: Tensor, components: Sequence[int]) -> Protected | None:
+    """The directions that every step avoids, checked; or the projection."""
+    if basis is None or not callable(basis):
+        return None if basis is None else _directions(basis, theta)
+    accepted = "none where basis is a function"
+    require(not components, "components", list(components), accepted)
+    generator = torch.Generator().manual_seed(0)
+    check_projection("basis", torch.randn(2, len(theta), generator=generator).to(theta), basis)
+    projection: Protected = basis
+    return projection
 
 
 def _directions(basis: Any, theta: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from forgetless import TraceError, tangent_features, theory
 from forgetless.launch.rebuild import rebuild, samples_of
 from forgetless.report.analysis import analyse, analysed, known_analysis
 from forgetless.report.analysis.measure import _SeedRun
+from forgetless.subspace import DENSE, KroneckerSubspace
 from forgetless.trace import load_trace
 
 SAMPLES = 25
@@ -42,6 +43,10 @@ def test_the_overlap_is_that_of_the_dense_matrices(digits_run, method):
         basis = None if directions is None else directions[: int(sum(ranks[:k]))]
         wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
         np.testing.assert_allclose(found.overlap[f"{s}-{k}"], wanted, atol=2e-3)
+        left = sides[0].dense()
+        left = left if basis is None else left - left @ basis.T @ basis
+        share = left.square().sum() / sides[0].s.square().sum()
+        assert found.unprotected[f"{s}-{k}"] == pytest.approx(float(share), abs=1e-4)
     if method != "sgd":  # what is remembered takes overlap away
         plain = theory.overlap_spectrum(theory.overlap(*sides))
         assert np.mean(found.overlap["1-2"]) < 0.9 * float(plain.mean())
@@ -60,6 +65,25 @@ def test_it_does_not_matter_how_directions_are_kept(digits_run, method, storage)
         )
     for one, other in zip(found.forecast, dense.forecast, strict=True):
         assert one.predicted == pytest.approx(other.predicted, abs=2.0)
+
+
+def test_the_overlap_with_an_eigenbasis_is_that_of_its_dense_projection(digits_run):
+    """What task 3 avoids is what a run of the first two tasks stored at its end."""
+    trace, shorter = (digits_run("rotated-digits", "kron-ogd", tasks=tasks) for tasks in (3, 2))
+    found = analyse(trace, samples=SAMPLES)
+    assert found.projected
+    sides = [dense_features(trace, 1, t) for t in (1, 2)]
+    size = sides[0].shape[1]
+    stored = KroneckerSubspace.restore([shorter.memory(0)], torch.zeros(1, size).double(), DENSE)
+    matrix = torch.cat([stored.project_out(row) for row in torch.eye(size).double().split(1)])
+    left, right = (theory.factors(side, rtol=3e-4) for side in sides)
+    wanted = theory.overlap_spectrum(left.v @ matrix @ right.v.T)
+    np.testing.assert_allclose(found.overlap["1-2"], wanted, atol=2e-3)
+    share = (sides[0] @ matrix).square().sum() / sides[0].square().sum()
+    assert found.unprotected["1-2"] == pytest.approx(float(share), abs=1e-4)
+    assert 0 < share < 0.2
+    assert len(found.forecast) == 2
+    assert all(variance.kept is None for variance in found.variance)  # not of one task
 
 
 def test_heads_are_no_part_of_what_is_protected(digits_run):

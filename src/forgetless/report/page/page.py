@@ -122,6 +122,10 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
             command_line(trace.config, method="pca-ogd", variance=share, seeds=seeds)
             for share in _SHARES
         ],
+        "hold": [
+            command_line(trace.config, method="kron-ogd", energy=share, seeds=seeds)
+            for share in _SHARES
+        ],
         "config": {k: str(v) for k, v in trace.config.items()},
         "versions": dict(trace.versions),
         "analysis": None if analysis is None else nulls(analysis.plain()),

@@ -193,6 +193,8 @@ function drawAdvice(section) {
         }),
       ),
       copyable(first.protect[state.share]),
+      el("p", {}, "The same with KronOGD, in memory that does not grow with the tasks:"),
+      copyable(first.hold[state.share]),
     );
   } else {
     section.append(
