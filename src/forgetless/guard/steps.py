@@ -57,6 +57,7 @@ class Steps:
         generator: of random memory batches.
         prepare: called before a step that the method changes, to make its first state or to move
             the state when the model was moved.
+        check: called after each of these steps, such as for the drift of the outputs.
         ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
@@ -67,6 +68,7 @@ class Steps:
         project: Projected,
         generator: torch.Generator,
         prepare: Callable[[], None],
+        check: Callable[[], None],
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
@@ -74,6 +76,7 @@ class Steps:
         self.project = project
         self.generator = generator
         self._prepare = prepare
+        self._check_after = check
         self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
@@ -176,6 +179,8 @@ class Steps:
             self._count_projection()
         self.steps += 1
         self.batch = None
+        if self.is_active:
+            self._check_after()
 
     def view(self, theta: Tensor | None = None, movable: Tensor | None = None) -> GuardView:
         """The method's view at this step.
@@ -294,7 +299,6 @@ class Steps:
             self._warned = True
             warnings.warn(
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                "removed; store fewer directions (components, samples, max_rank) or protect fewer "
-                "parameters (params)",
+                f"removed; {self.method.advice(more=False)}or protect fewer parameters (params)",
                 stacklevel=5,
             )

@@ -27,6 +27,7 @@ class GuardOptions(TypedDict, total=False):
     storage: str | Storage | None
     budget: str | int | None
     max_rank: int | None
+    drift_samples: int
     seed: int
 
 
