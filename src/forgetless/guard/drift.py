@@ -21,7 +21,11 @@ from forgetless.support.errors import ConfigError, DataError
 from forgetless.support.streams import stream, undisturbed
 from forgetless.tangent import eval_mode
 
-_FIRST = 50  # steps for each stored task until the first check; then after twice as many each time
+_FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
+# A task counts as forgotten beyond both, if it has a loss: outputs also move where they get better.
+_LIMIT = 0.3  # drift
+_RISE = 0.2  # of the loss of a classifier; accuracy has then fallen by 15 points or more
+_LITTLE = 0.01  # share of the steps removed that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
 _SEQUENCES = 4  # that are run together, since their logits can be large
 
@@ -56,6 +60,14 @@ class TaskDrift:
     changed: float | None
     loss_then: float | None
     loss: float | None
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the outputs have moved far, and for the worse."""
+        if self.loss is None or self.loss_then is None:
+            return self.drift > _LIMIT
+        rise = _RISE if self.changed is not None else 0.0
+        return self.drift > _LIMIT and not self.loss <= self.loss_then + rise
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"
@@ -169,18 +181,44 @@ class DriftCheck:
             rows = tuple(_compared(task, kept, model) for task, kept in self.kept.items())
         return Drift(steps - self._start, rows)
 
-    def report(self, drift: Drift, removed: float | None) -> None:
+    def report(self, drift: Drift, removed: float | None, stacklevel: int) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
 
         Arguments:
             drift: as measured.
             removed: share of the steps that was removed; None if none was projected.
+            stacklevel: of the warning, seen from here.
         """
         if not drift.tasks:
             return
         self.latest = drift
-        if self._warned or not self._method.protects:
-            return
+        forgotten = [task for task in drift.tasks if task.is_forgotten]
+        if forgotten and self._method.protects and not self._warned:
+            self._warned = True
+            worst = max(forgotten, key=lambda task: task.drift)
+            warnings.warn(self._warning(worst, removed), stacklevel=stacklevel + 1)
+
+    def _warning(self, worst: TaskDrift, removed: float | None) -> str:
+        """What happened to a task, and what may help."""
+        slower = "lower the learning rate"
+        if math.isinf(worst.drift):
+            steadied = self._method.steadied_by
+            return (
+                f"the outputs on task {worst.task} are no longer finite, as training has diverged: "
+                f"{slower}{f' or take {steadied}' if steadied else ''}"
+            )
+        what = f"its outputs have moved by {worst.drift:.0%} of their variance since it was stored"
+        if worst.changed is not None:
+            what += f", and {worst.changed:.0%} of its predictions changed"
+        if removed is not None:
+            what += (
+                f", with {'only ' if removed < _LITTLE else ''}{removed:.1%} of the steps removed"
+            )
+        advice = self._method.advice(more=True)
+        return (
+            f"task {worst.task} is being forgotten although it is guarded: {what}; "
+            f"{f'{advice}, ' if advice else ''}{slower} or use another method"
+        )
 
 
 @contextmanager

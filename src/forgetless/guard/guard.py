@@ -206,7 +206,7 @@ class Guard:
         with self._all_or_nothing():
             drift = self._drift.measure(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, removed)
+        self._drift.report(drift, removed, stacklevel=2)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -303,7 +303,7 @@ class Guard:
         """Measure the drift if it is time."""
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measure(self._steps.steps)
-            self._drift.report(drift, self._steps.removed.share())
+            self._drift.report(drift, self._steps.removed.share(), stacklevel=5)
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""

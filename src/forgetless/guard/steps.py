@@ -299,6 +299,7 @@ class Steps:
             self._warned = True
             warnings.warn(
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                f"removed; {self.method.advice(more=False)}or protect fewer parameters (params)",
+                f"removed; {self.method.advice(more=False) or 'store less'} or protect "
+                "fewer parameters (params)",
                 stacklevel=5,
             )

@@ -198,7 +198,7 @@ def test_a_last_batch_that_is_dropped_does_not_count():
 def test_only_the_chosen_samples_of_a_dataset_are_read():
     dataset = Counting()
     model = mlp()
-    guard = Guard(model, optim.SGD(model.parameters()), AGEM(memory=12))
+    guard = Guard(model, optim.SGD(model.parameters()), AGEM(memory=12), drift_samples=0)
     guard.end_task(DataLoader(dataset, batch_size=5, shuffle=True))
     assert len(dataset.read) == len(set(dataset.read)) == 12
     expected = torch.stack([dataset.x[i] for i in dataset.read])

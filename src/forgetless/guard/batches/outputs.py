@@ -200,12 +200,16 @@ def compared_outputs(
 
     A classifier's "logits" (n, C) and predicted "classes" (n,). For sequences the log-likelihood
     of each label and the predicted one, as "values" and "classes" (n, T), NaN and −1 where it is
-    ignored. Otherwise the protected scalars, "values" (n, K), and the "classes" if there are any.
+    ignored. Otherwise the protected scalars, "values" (n, K), and the "classes" if there are any;
+    every number of the outputs if a method that protects none has outputs of another kind.
 
     Arguments:
         output, outputs, target, targets: as of `protected_output`.
     """
-    scalars = protected_output(output, outputs, target, targets)
+    try:
+        scalars = protected_output(output, outputs, target, targets)
+    except ConfigError:
+        scalars = _regression
     if target is not None and scalars in (_likelihood, _likelihood_in_place):
         logits = logits_of(outputs)
         if scalars is _likelihood:
