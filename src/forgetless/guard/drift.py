@@ -22,9 +22,10 @@ from forgetless.support.streams import stream, undisturbed
 from forgetless.tangent import eval_mode
 
 _FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
-# A task counts as forgotten beyond both, if it has a loss: outputs also move where they get better.
-_LIMIT = 0.3  # drift
-_RISE = 0.2  # of the loss of a classifier; accuracy has then fallen by 15 points or more
+_LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also to get better
+# Where there are classes, accuracy has fallen by some 15 points with either of these.
+_RISE = 0.2  # of the loss
+_CHANGED = 0.25  # share of predictions
 _LITTLE = 0.01  # share of the steps removed that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
 _SEQUENCES = 4  # that are run together, since their logits can be large
@@ -64,10 +65,11 @@ class TaskDrift:
     @property
     def is_forgotten(self) -> bool:
         """Whether the outputs have moved far, and for the worse."""
-        if self.loss is None or self.loss_then is None:
-            return self.drift > _LIMIT
-        rise = _RISE if self.changed is not None else 0.0
-        return self.drift > _LIMIT and not self.loss <= self.loss_then + rise
+        least = 0.0 if self.changed is None else _RISE
+        rose = (
+            self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
+        )
+        return self.drift > _LIMIT and (rose or (self.changed or 0.0) >= _CHANGED)
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"

@@ -61,7 +61,7 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
     kept = {
         f"{task}.{name}": tensor
         for task, samples in snapshot.kept.items()
-        for name, tensor in samples.tensors().items()
+        for name, tensor in sorted(samples.tensors().items())  # as files have them
     }
     header = {
         "format": _FORMAT,
