@@ -130,7 +130,7 @@ class DriftCheck:
         self._model = model
         self._method = method
         self._seed = seed
-        self._warned = False
+        self._warned = self._failed = False
         self.start({}, 0)
 
     def start(self, kept: Mapping[int, StoredSamples], steps: int) -> None:
@@ -183,15 +183,25 @@ class DriftCheck:
             rows = tuple(_compared(task, kept, model) for task, kept in self.kept.items())
         return Drift(steps - self._start, rows)
 
-    def report(self, drift: Drift, removed: float | None, stacklevel: int) -> None:
+    def measured(self, steps: int) -> Drift | None:
+        """The same, None with a warning where a model no longer takes what it took."""
+        try:
+            return self.measure(steps)
+        except (ConfigError, DataError) as error:
+            if not self._failed:
+                self._failed = True
+                warnings.warn(f"the drift cannot be checked any more: {error}", stacklevel=5)
+            return None
+
+    def report(self, drift: Drift | None, removed: float | None, stacklevel: int) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
 
         Arguments:
-            drift: as measured.
+            drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
             stacklevel: of the warning, seen from here.
         """
-        if not drift.tasks:
+        if drift is None or not drift.tasks:
             return
         self.latest = drift
         forgotten = [task for task in drift.tasks if task.is_forgotten]
@@ -258,7 +268,7 @@ def _outputs_at_once(model: GuardedModel, part: Part) -> dict[str, Tensor]:
             found[name] = tensor[:, some.long()]
     try:
         found["loss"] = model.loss.mean(outputs, target).expand(len(part))
-    except ConfigError:
+    except (ConfigError, IndexError):  # IndexError: a label that is no output
         if model.loss.function is not None:
             raise
     return found
@@ -270,6 +280,8 @@ def _compared(task: int, kept: StoredSamples, model: GuardedModel) -> TaskDrift:
     losses, changed = [], []
     for part in kept.parts:
         now = _outputs(model, part)
+        if now.keys() != part.extra.keys():
+            raise ConfigError("the outputs on a stored task's samples are of another kind now")
         both = {name: _paired(then, now[name]) for name, then in part.extra.items()}
         if "classes" in both:
             counts = both["classes"][0] >= 0
@@ -301,4 +313,8 @@ def _compared(task: int, kept: StoredSamples, model: GuardedModel) -> TaskDrift:
 
 def _paired(then: Tensor, now: Tensor) -> Tensor:
     """Both as (2, n, *) in float64, of a head that has grown the outputs that it had before."""
-    return torch.stack([then, now if then.dim() == 1 else now[:, : then.shape[1]]]).double()
+    now = now[:, : then.shape[1]] if then.dim() == now.dim() == 2 else now
+    if then.shape != now.shape:
+        shapes = f"{tuple(now.shape)} and were {tuple(then.shape)}"
+        raise ConfigError(f"the outputs on a stored task's samples are {shapes}")
+    return torch.stack([then, now]).double()

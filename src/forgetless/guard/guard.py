@@ -204,7 +204,7 @@ class Guard:
             optimizer = self._steps.optimizer
             warn_of_unprotected(self._model.module, optimizer, self.names, self._exclude)
         with self._all_or_nothing():
-            drift = self._drift.measure(self._steps.steps)
+            drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
         self._drift.report(drift, removed, stacklevel=2)
 
@@ -234,7 +234,7 @@ class Guard:
     def drift(self) -> Drift:
         """How far the outputs on the samples kept of each task have moved since it was stored.
 
-        The guard measures it by itself after 50, 100, 200, … steps for each stored task and when a
+        The guard measures it by itself after 100, 200, 400, … steps for each stored task and when a
         task ends, and warns once if a task is being forgotten.
         """
         if self.tasks and not self._drift.kept:
@@ -242,8 +242,9 @@ class Guard:
                 "the drift cannot be measured: no samples are kept of any task, because the guard "
                 "has drift_samples=0 or loaded a state without them"
             )
-        self._drift.latest = self._drift.measure(self._steps.steps)
-        return self._drift.latest
+        drift = self._drift.measure(self._steps.steps)
+        self._drift.latest = drift if drift.tasks else None
+        return drift
 
     def metrics(self) -> dict[str, float]:
         """The numbers of `stats()` for a logger, by name: "removed", "drift/task 1" and so on."""
@@ -302,7 +303,7 @@ class Guard:
     def _check_drift(self) -> None:
         """Measure the drift if it is time."""
         if self._drift.is_due(self._steps.steps):
-            drift = self._drift.measure(self._steps.steps)
+            drift = self._drift.measured(self._steps.steps)
             self._drift.report(drift, self._steps.removed.share(), stacklevel=5)
 
     def _current(self) -> Snapshot:

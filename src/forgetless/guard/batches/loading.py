@@ -24,8 +24,8 @@ class TaskData:
         loader: an iterable of batches, or one batch.
         unpack: from a batch to inputs and target.
         generator: of random choices.
-        aside: filled with a choice of its own when `set_aside` or a pass over all samples reads
-            them.
+        aside: filled with a choice of its own by `set_aside`, or by a pass over all samples if
+            there is no indexed dataset.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TaskData:
 
     def batches(self) -> Iterator[Part]:
         """All samples, batch by batch; those of an iterator are stored for the next time."""
-        if self._aside.complete:
+        if self._aside.complete or self.dataset is not None:
             yield from self._pass()
             return
         self._aside.parts, self._aside.seen = [], 0  # an earlier pass may have been broken off
@@ -59,7 +59,7 @@ class TaskData:
     def set_aside(self) -> StoredSamples:
         """The samples set aside, which are read now unless a pass over all has met them."""
         aside = self._aside
-        if not aside.complete and self.dataset is not None:
+        if self.dataset is not None:
             return self._indexed(aside.count, aside.generator)
         if not aside.complete:
             for _ in self.batches():
