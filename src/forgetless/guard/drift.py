@@ -48,7 +48,7 @@ class TaskDrift:
     Arguments:
         task: its number, from 1.
         samples: how many are kept.
-        drift: as above.
+        drift: as above; NaN where outputs are no longer finite.
         changed: share of the samples (of a sequence's labels) whose predicted class changed; None
             without classes.
         loss_then: mean loss on the samples when the task was stored; None without a loss.
@@ -69,7 +69,7 @@ class TaskDrift:
         rose = (
             self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
         )
-        return self.drift > _LIMIT and (rose or (self.changed or 0.0) >= _CHANGED)
+        return not self.drift <= _LIMIT and (rose or (self.changed or 0.0) >= _CHANGED)
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"
@@ -207,13 +207,13 @@ class DriftCheck:
         forgotten = [task for task in drift.tasks if task.is_forgotten]
         if forgotten and self._method.protects and not self._warned:
             self._warned = True
-            worst = max(forgotten, key=lambda task: task.drift)
+            worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warnings.warn(self._warning(worst, removed), stacklevel=stacklevel + 1)
 
     def _warning(self, worst: TaskDrift, removed: float | None) -> str:
         """What happened to a task, and what may help."""
         slower = "lower the learning rate"
-        if math.isinf(worst.drift):
+        if math.isnan(worst.drift):
             steadied = self._method.steadied_by
             return (
                 f"the outputs on task {worst.task} are no longer finite, as training has diverged: "
@@ -304,7 +304,7 @@ def _compared(task: int, kept: StoredSamples, model: GuardedModel) -> TaskDrift:
     return TaskDrift(
         task,
         len(kept),
-        drift if math.isfinite(drift) else math.inf,
+        drift if math.isfinite(moved) else math.nan,
         float(torch.cat(changed).double().mean()) if changed else None,
         loss_then,
         loss,

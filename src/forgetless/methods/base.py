@@ -122,7 +122,8 @@ class Method(ABC, Generic[State]):
     def advice(self, *, more: bool) -> str:
         """What to set so that earlier tasks are protected more, or less; "" if unknown."""
         name = self.protected_by
-        return f"set {name} {'above' if more else 'below'} {vars(self)[name]}" if name else ""
+        value = getattr(self, name, "its value")
+        return f"set {name} {'above' if more else 'below'} {value}" if name else ""
 
     @property
     def reaches_heads(self) -> bool:
