@@ -17,6 +17,7 @@ from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.budget import as_asked, chosen_storage, voted_storage
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
+from forgetless.guard.drift import Drift, DriftCheck
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import (
     Parameters,
@@ -34,7 +35,7 @@ from forgetless.methods import Method
 from forgetless.methods.state import check_state, consolidated, grown_state, state_tensors
 from forgetless.subspace import STORAGES, Storage
 from forgetless.support.errors import ConfigError, require, warn_caller
-from forgetless.support.options import parse_bytes, whole
+from forgetless.support.options import is_whole, parse_bytes, whole
 from forgetless.support.streams import stream
 
 
@@ -78,6 +79,8 @@ class Guard:
             task from its end on, also in training, and no longer updates them.
         process_group: of `torch.distributed`: the processes that train the model together, if
             the model is given without the wrapper that tells.
+        drift_samples: samples kept of each task, with the outputs on them, to check how far these
+            move later (`drift()`); 0 keeps none and checks nothing.
         seed: of the choice of samples.
 
     Example:
@@ -107,6 +110,7 @@ class Guard:
         max_rank: int | None = None,
         freeze_batch_norm: bool = False,
         process_group: Any = None,
+        drift_samples: int = 16,
         seed: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -151,7 +155,11 @@ class Guard:
             raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
+        accepted = "0, or a whole number of at least 2"
+        counted = is_whole(drift_samples) and drift_samples >= 0 and drift_samples != 1
+        require(counted, "drift_samples", drift_samples, accepted)
         self._steps = self._new_steps(self._model)
+        self._drift = DriftCheck(self._model, method, drift_samples, seed)
         self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
         self._steps.attach(optimizers)
@@ -217,6 +225,7 @@ class Guard:
             )
         self._steps.detach()
         self._parameters, self._model, self.ranks, self._steps = parameters, grown, ranks, steps
+        self._drift.model = grown
         steps.attach(optimizers)
         self._groups = steps.groups
         if self._frozen is not None:
@@ -283,10 +292,13 @@ class Guard:
         """
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
+        removed = self._steps.removed.share()
         self._prepare()
         self._warn_of_unprotected()
         with self._all_or_nothing():
+            drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
+        self._drift.report(drift, removed, stacklevel=2)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -300,22 +312,49 @@ class Guard:
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         self._steps.watch.between_steps()
         with self._all_or_nothing():
-            now = self._initial()
+            now = replace(self._initial(), kept=self._current().kept)
             for loader in loaders:
                 now = self._with_task(now, loader)
             self._set(now)
 
     def stats(self) -> Stats:
-        """How much of the steps was removed since the latest task was stored."""
+        """How much of the steps was removed since the latest task was stored, and the drift.
+
+        The drift is as last measured; `drift()` measures it now.
+        """
         self._steps.watch.between_steps()
-        return replace(self._steps.removed.stats(), tasks=self.tasks)
+        removed = self._steps.removed.stats()
+        return replace(removed, tasks=self.tasks, drift=self._drift.latest)
+
+    def drift(self) -> Drift:
+        """How far the outputs on the samples kept of each task have moved since it was stored.
+
+        The guard measures it by itself after 100, 200, 400, … steps for each stored task and when a
+        task ends, and warns once if a task is being forgotten.
+        """
+        if self.tasks and not self._drift.kept:
+            raise ConfigError(
+                "the drift cannot be measured: no samples are kept of any task, because the guard "
+                "has drift_samples=0 or loaded a state without them"
+            )
+        drift = self._drift.measure(self._steps.steps)
+        self._drift.latest = drift if drift.tasks else None
+        return drift
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of `stats()` for a logger, by name: "removed", "drift/task 1" and so on."""
+        return self.stats().metrics()
 
     def memory_report(self) -> MemoryReport:
         """Bytes, directions and share of variance, per task and per layer."""
         now = self._current()
-        if not self.method.keeps_directions:
-            return samples_report(now.state, now.tasks)
-        return directions_report(now.state, self._parameters.layout.columns, now.notes)
+        report = (
+            directions_report(now.state, self._parameters.layout.columns, now.notes)
+            if self.method.keeps_directions
+            else samples_report(now.state, now.tasks)
+        )
+        kept = [t.nbytes for samples in now.kept.values() for t in samples.tensors().values()]
+        return replace(report, drift_check=sum(kept))
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is stored, as tensors: for `torch.save`, or safetensors' `save_file`."""
@@ -340,6 +379,7 @@ class Guard:
         self._set_random(snapshot.generators)
         self._set(snapshot)
         self._steps.watch_from_now(may_load=True)  # the model's own weights may come after
+        self._drift.latest = None
 
     def _prepare(self) -> None:
         """Make the first state, or bring the state to the model's device and precision."""
@@ -358,11 +398,18 @@ class Guard:
     def _set(self, snapshot: Snapshot) -> None:
         self._now = snapshot
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
+        self._drift.start(snapshot.kept, snapshot.steps)
         self._freeze()
 
     def _freeze(self) -> None:
         if self._frozen is not None and self.tasks:
             self._frozen.freeze()
+
+    def _check_drift(self) -> None:
+        """Measure the drift if it is time."""
+        if self._drift.is_due(self._steps.steps):
+            drift = self._drift.measured(self._steps.steps)
+            self._drift.report(drift, self._steps.removed.share(), stacklevel=5)
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
@@ -395,8 +442,15 @@ class Guard:
         )
 
     def _new_steps(self, model: GuardedModel) -> Steps:
-        method, project, generator = self.method, self.project, self._generators[1]
-        return Steps(model, method, project, generator, self._prepare, self._column_ranks)
+        return Steps(
+            model,
+            self.method,
+            self.project,
+            self._generators[1],
+            self._prepare,
+            self._check_drift,
+            self._column_ranks,
+        )
 
     def _warn_of_unprotected(self) -> None:
         """Warn, once for each, of a parameter that is trained and should be protected, but is not.
@@ -443,11 +497,12 @@ class Guard:
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task stored."""
-        chooses = self._generators[0]
+        chooses, number = self._generators[0], now.tasks + 1
+        aside = self._drift.reservoir(number)
         data: TaskData | SharedTaskData = (
-            TaskData(loader, self._unpack, chooses)
+            TaskData(loader, self._unpack, chooses, aside)
             if self.ranks is None
-            else SharedTaskData(loader, self._unpack, chooses, self.ranks)
+            else SharedTaskData(loader, self._unpack, chooses, self.ranks, aside)
         )
         chooses_storage = self._asked is None and self.method.demand() is not None
         if self._budget is not None and chooses_storage and not now.tasks:
@@ -460,7 +515,7 @@ class Guard:
         of_loss = not self.method.keeps_directions
         if self.method.protects and (self.method.separable or not of_loss):
             self._warn_of_blind(task.blind(of_loss=of_loss))
-        storage, notes, number = now.storage, now.notes, now.tasks + 1
+        storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable
         if self.ranks is not None and self._column_ranks is None and not alike:
             broadcast_in_place(state_tensors(state, 0), self.ranks)
@@ -472,7 +527,8 @@ class Guard:
                 warnings.warn(f"task {number}: {note}", stacklevel=4)
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
-        return Snapshot(state, storage, number, now.steps, notes, self._random())
+        kept = self._drift.keep(now.kept, number, data)
+        return Snapshot(state, storage, number, now.steps, notes, self._random(), kept)
 
     def _with_chosen_storage(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""

@@ -58,6 +58,7 @@ class Steps:
         generator: of random memory batches.
         prepare: called before a step that the method changes, to make its first state or to move
             the state when the model was moved.
+        check: called after each of these steps, such as for the drift of the outputs.
         ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
@@ -68,6 +69,7 @@ class Steps:
         project: Projected,
         generator: torch.Generator,
         prepare: Callable[[], None],
+        check: Callable[[], None],
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
@@ -75,6 +77,7 @@ class Steps:
         self.project = project
         self.generator = generator
         self._prepare = prepare
+        self._check_after = check
         self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
@@ -235,6 +238,8 @@ class Steps:
         self.batch, self._stepping = None, ()
         for steps in _guards_of(optimizer):
             steps.watch.after_step(is_own=steps is self)
+        if self.is_active:
+            self._check_after()
 
     def view(self, theta: Tensor | None = None, movable: Tensor | None = None) -> GuardView:
         """The method's view at this step.
@@ -353,8 +358,8 @@ class Steps:
             self._warned = True
             warnings.warn(
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                "removed; store fewer directions (components, samples, max_rank) or protect fewer "
-                "parameters (params)",
+                f"removed; {self.method.advice(more=False) or 'store less'} or protect "
+                "fewer parameters (params)",
                 stacklevel=5,
             )
 

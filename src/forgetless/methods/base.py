@@ -118,6 +118,17 @@ class Method(ABC, Generic[State]):
         return ""
 
     @property
+    def protected_by(self) -> str:
+        """The hyperparameter that protects more the larger it is, if one does; for advice."""
+        return ""
+
+    def advice(self, *, more: bool) -> str:
+        """What to set so that earlier tasks are protected more, or less; "" if unknown."""
+        name = self.protected_by
+        value = getattr(self, name, "its value")
+        return f"set {name} {'above' if more else 'below'} {value}" if name else ""
+
+    @property
     def reaches_heads(self) -> bool:
         """Whether the method works on the heads too, not only on what the tasks share.
 

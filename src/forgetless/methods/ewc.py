@@ -48,6 +48,7 @@ class EWC(Method[Elastic]):
     label: ClassVar[str] = "EWC"
     summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
     acts_on = "gradient"
+    protected_by = "strength"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True
     recordable: ClassVar[bool] = True

@@ -201,7 +201,8 @@ class InputSubspace(Directions):
         both = zip(new._ranks(), self._ranks(), strict=True)
         ranks = [max(0, now - then) for now, then in both]
         task = {name: moments.inputs[name] for name in used}
-        shares = new._mean_share({n: (new.axes[n].energies(a), _trace(a)) for n, a in task.items()})
+        along = {n: new.axes[n].energies(a, new.scales[n].shape[1]) for n, a in task.items()}
+        shares = new._mean_share({n: (along[n], _trace(a)) for n, a in task.items()})
         return replace(new, record=self.record.with_task(ranks, shares))
 
     def _mean_share(self, energies: Mapping[str, tuple[Tensor, Tensor]]) -> list[float]:

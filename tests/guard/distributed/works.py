@@ -33,11 +33,13 @@ def all_cases(rank, folder, names):
         for other in everyone:
             assert torch.equal(other, found), case.name
         stats = guard.stats()  # a sum over the processes: all of them ask
+        drift = guard.drift()  # gathers weights that are sharded
         if rank == 0:
             kept = {
                 "weights": found,
                 "directions": torch.tensor(guard.memory_report().directions),
                 "removed": torch.tensor([stats.removed, *stats.layers.values()]).double(),
+                "drift": torch.tensor(list(drift.metrics().values())).double(),
             }
             save_file(kept, folder / f"{case.name}.safetensors")
 

@@ -1,6 +1,7 @@
 """Protected scalars of a model's outputs, and the loss that methods follow."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -85,10 +86,15 @@ def _likelihood_in_place(outputs: Any, labels: Tensor) -> Tensor:
 
 def _mean_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """Over the labels that are not ignored, (n, T, V) and (n, T) → (n,); zero if all are."""
+    each, counts = _likelihoods(logits, labels)
+    return each.sum(1) / counts.sum(1).clamp_min(1)
+
+
+def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-likelihood of every label, (n, T), zero where it is ignored; and where it is not."""
     counts = labels != _IGNORED
     chosen = labels.long().clamp_min(0).unsqueeze(-1)
-    each = log_softmax(logits, -1).gather(-1, chosen).squeeze(-1) * counts
-    return each.sum(1) / counts.sum(1).clamp_min(1)
+    return log_softmax(logits, -1).gather(-1, chosen).squeeze(-1) * counts, counts
 
 
 _OUTPUTS: dict[str, Output] = {
@@ -212,6 +218,42 @@ def protected_output(
         f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}: say with output= what "
         f"to protect, {_CHOICE}, or a function of outputs and target"
     )
+
+
+def compared_outputs(
+    output: Named | Output | None, outputs: Any, target: Tensor | None, targets: Tensor | None
+) -> dict[str, Tensor]:
+    """What tells how far outputs have moved between two times.
+
+    A classifier's "logits" (n, C) and predicted "classes" (n,). For sequences the log-likelihood
+    of each label and the predicted one, as "values" and "classes" (n, T), NaN and −1 where it is
+    ignored. Otherwise the protected scalars, "values" (n, K), and the "classes" if there are any;
+    every number of the outputs if a method that protects none has outputs of another kind.
+
+    Arguments:
+        output, outputs, target, targets: as of `protected_output`.
+    """
+    try:
+        scalars = protected_output(output, outputs, target, targets)
+    except ConfigError:
+        scalars = _regression
+    if target is not None and scalars in (_likelihood, _likelihood_in_place):
+        logits = logits_of(outputs)
+        if scalars is _likelihood:
+            logits, target = logits[:, :-1], target[:, 1:]
+        each, counts = _likelihoods(logits, target)
+        values, classes = each.where(counts, torch.nan), logits.argmax(-1).where(counts, -1)
+        return {"values": values, "classes": classes}
+    if scalars is true_class_output:
+        logits = logits_of(outputs)
+        return {"logits": logits, "classes": logits.argmax(1)}
+    values = scalars(outputs) if target is None else scalars(outputs, target)
+    found = {"values": values.unsqueeze(1) if values.dim() == 1 else values}
+    if target is not None and target.dim() == 1 and not target.is_floating_point():
+        with suppress(ConfigError):  # a function of the user's needs no logits
+            logits = logits_of(outputs)
+            found |= {"classes": logits.argmax(1)} if logits.dim() == 2 else {}
+    return found
 
 
 def _check_target(output: str, outputs: Any, targets: Tensor | None) -> None:

@@ -40,6 +40,7 @@ class GuardOptions(TypedDict, total=False):
     max_rank: int | None
     freeze_batch_norm: bool
     process_group: Any
+    drift_samples: int
     seed: int
 
 
