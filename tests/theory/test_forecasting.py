@@ -403,6 +403,19 @@ def test_bad_input_is_one_clear_error(change, message):
         forecast(**arguments)
 
 
+class Reluctant(nn.Linear):
+    """A layer whose error has no message."""
+
+    def forward(self, inputs):
+        raise ValueError
+
+
+def test_an_error_without_a_message_is_named_by_its_kind():
+    source, target = tasks()
+    with pytest.raises(ConfigError, match=r"the source, of shape .*: ValueError"):
+        forecast(Reluctant(6, 3), source, target, lr=0.1)
+
+
 @pytest.mark.parametrize(("m", "size"), [(300, 32), (40, 32), (30, 32), (100, 100)])
 def test_a_quick_forecast_takes_as_many_steps_together(m, size):
     """Also where an epoch is not a multiple of the steps that it takes at once."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from forgetless.linalg import orthonormalize
-from forgetless.support.errors import ConfigError, DataError, require
+from forgetless.support.errors import ConfigError, DataError, first_line, require
 from forgetless.support.layout import Layout
 from forgetless.support.options import POSITIVE, is_whole, whole
 from forgetless.tangent import TangentFeatures, tangent_features, true_class
@@ -255,7 +255,7 @@ class SourceAndTarget:
         try:
             return self.tangent.outputs(inputs)
         except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             shape = tuple(inputs.shape[1:])
             raise ConfigError(
                 f"the model does not take the inputs of the {what}, of shape {shape}: {reason}"

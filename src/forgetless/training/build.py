@@ -12,7 +12,7 @@ from forgetless.data import Scenario
 from forgetless.methods import Method
 from forgetless.subspace import STORAGES, Storage
 from forgetless.subspace.footprint import budget_of
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, first_line, require
 from forgetless.support.streams import global_stream
 from forgetless.tangent.evaluation import eval_mode
 from forgetless.training.learner import Learner
@@ -119,7 +119,7 @@ def make_model(model: ModelSource, seed: int) -> nn.Module:
         try:
             made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         except (RuntimeError, MemoryError) as error:
-            reason = str(error).splitlines()[0] if str(error) else "not enough memory"
+            reason = first_line(error)
             raise ConfigError(f"the model cannot be made: {reason}") from error
     require(
         isinstance(made, nn.Module), "model", made, "a torch.nn.Module or a function making one"

@@ -14,7 +14,7 @@ from forgetless.data import Scenario
 from forgetless.methods import Method
 from forgetless.subspace import Storage
 from forgetless.support import signals
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, first_line, require
 from forgetless.support.options import real
 from forgetless.support.provenance import versions
 from forgetless.trace import KEEPS, Keep, Trace
@@ -146,6 +146,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.ones(1, device=resolved).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].strip()
+        reason = first_line(error)
         raise ConfigError(f"device {str(device)!r} cannot be used: {reason}") from error
     return resolved

@@ -173,7 +173,7 @@ class Training:
         return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
 
     @property
-    def is_recordable(self) -> bool:
+    def is_constant_sgd(self) -> bool:
         """Whether all steps are alike: plain SGD at one rate on the samples as they are."""
         return self.is_plain_sgd and self.schedule == "constant" and not self.augmentation
 

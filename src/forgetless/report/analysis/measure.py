@@ -173,7 +173,7 @@ class _SeedRun:
         kind = METHODS.get(self.trace.method)
         if (kind is None or kind.protects) and self.directions is None:
             return  # how the method changes the gradient is not in the trace
-        if not self.training.is_recordable:
+        if not self.training.is_constant_sgd:
             return  # a forecast is of plain SGD at a constant rate
         pairs = self.learned - 1
         yield from sorted(
