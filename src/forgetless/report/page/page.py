@@ -105,6 +105,7 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
     return {
         "label": entry.label,
         "colour": entry.place % len(palette.LIGHT),
+        "symbol": palette.symbol(entry.place),
         "dash": " ".join(map(str, palette.dash(entry.place))),
         "status": trace.status,
         "learned": entry.learned,
