@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetless.linalg import orthonormalize
 from forgetless.support.errors import ConfigError, DataError, first_line, require
-from forgetless.support.layout import Layout
+from forgetless.support.layout import Layout, is_under
 from forgetless.support.options import POSITIVE, is_whole, whole
 from forgetless.tangent import TangentFeatures, tangent_features, true_class
 from forgetless.theory.grams import operator_overlap
@@ -399,7 +399,8 @@ def forecast(
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
             orthonormal rows (K, p), p all trainable parameters in the model's order. Rows of zeros
             are ignored.
-        exclude: prefixes of the names of parameters that PCA-OGD does not protect, such as heads.
+        exclude: names, or beginnings of names, of parameters that PCA-OGD does not protect,
+            such as heads.
         methods: also predict these methods, by name: functions from a step of SGD and the weights
             before it to the step that is taken, (p,), (p,) → (p,), over all trainable parameters.
             `launch.method_steps` makes one of a method. `basis` does not apply to them.
@@ -542,12 +543,12 @@ def _merged_steps(problem: SourceAndTarget, lr: float, batch_size: int) -> int:
 
 
 def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:
-    """The trained parameters whose names start with none of these prefixes."""
+    """The trained parameters whose names begin with none of these, in whole parts."""
     beginnings = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for start in beginnings:
-        known = isinstance(start, str) and any(n.startswith(start) for n in tangent.layout.shapes)
+        known = isinstance(start, str) and any(is_under(n, [start]) for n in tangent.layout.shapes)
         require(known, "exclude", start, "the beginning of a trained parameter's name")
-    names = [n for n in tangent.layout.shapes if not n.startswith(beginnings)]
+    names = [n for n in tangent.layout.shapes if not is_under(n, beginnings)]
     require(bool(names), "exclude", exclude, "not all of the model's trained parameters")
     return names
 

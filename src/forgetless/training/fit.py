@@ -59,8 +59,9 @@ def fit(
             samples and pixel orders; its result does not depend on the others.
         training: epochs, batch size, learning rate, …
         device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
-        heads: where tasks have outputs of their own, prefixes of the names of the last layer's
-            parameters; by default "head", or else the last layer that has parameters.
+        heads: where tasks have outputs of their own, beginnings of the names of the last layer's
+            parameters, in whole parts ("fc1" is not of "fc10.weight"); by default "head", or else
+            the last layer that has parameters.
         out: folder for the trace, written after every task; None keeps it in memory. An unfinished
             run with the same settings in it is resumed.
         overwrite: replace a trace in `out`; otherwise it is rejected.

@@ -96,11 +96,11 @@ class Training:
     )
     dtype: str = option("float32", "Floating-point type.", choices=("float32", "float64"))
     freeze: str = option(
-        "", "Freeze parameters whose names start with one of these (comma-separated)."
+        "", "Freeze these parameters: names, or beginnings in whole parts (comma-separated)."
     )
     unprotected: str = option(
         "",
-        "Train parameters whose names start with one of these out of the method's reach, as heads "
+        "Train parameters with these names, or beginnings, out of the method's reach, as heads "
         "are.",
     )
     eval_mode_after: int = option(

@@ -109,7 +109,7 @@ class Savepoint:
 
 
 def _random(learner: Learner) -> dict[str, Tensor]:
-    """States of the seeds' generators, (3 S, bytes), and of torch's own, which dropout uses."""
+    """States of the seeds' generators, (4 S, bytes), and of torch's own, which dropout uses."""
     own = torch.stack([generator.get_state() for generator in learner.generators()])
     states = {"generators": own, "global": torch.get_rng_state()}
     theta = learner.network.theta
