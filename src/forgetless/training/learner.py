@@ -249,7 +249,7 @@ class Learner:
         self.state = self.method.init(self.view)
 
     def generators(self) -> list[torch.Generator]:
-        """All random streams of the seeds: batches, stored samples, memory batches, augmentation."""
+        """All random streams: batches, stored samples, memory batches, augmentation."""
         return [*self._batches, *self._choices, *self.sampler.generators, *self._augmentations]
 
     def accuracy(self, split: Split, classes: range) -> Tensor:
