@@ -264,7 +264,7 @@ def _orders(
             keep,
             every,
             resume=states[part].kind == "unfinished",
-            storage=f"{shared}/{part}" if shared else None,
+            shared=f"{shared}/{part}" if shared else None,
         )
         for part, config in parts.items()
     ]
@@ -293,8 +293,8 @@ def _traces(
     missing = []
     for order, state in zip(orders, states, strict=True):
         if state.kind == "complete":
-            if order.storage is not None:
-                download(order.storage, order.folder)
+            if order.shared is not None:
+                download(order.shared, order.folder)
             yield load_trace(order.folder)
         else:
             missing.append(order)
