@@ -5,7 +5,6 @@ like the parameter, so `torch.distributed.checkpoint` writes each part once and 
 number of processes. Every process has all else.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -22,6 +21,7 @@ from forgetless.methods.state import STRUCTURE, check_state, restored_state, sta
 from forgetless.subspace import Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, first_line
+from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.support.layout import ParameterSlice
 
 _FORMAT = 1
@@ -73,7 +73,7 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
     tensors |= {_MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
     if parameters.slices is not None:
         tensors = _to_shards(tensors, header, parameters)
-    return tensors | {_HEADER: _bytes(header)}
+    return tensors | {_HEADER: json_tensor(header)}
 
 
 def from_dict(
@@ -129,7 +129,7 @@ def from_dict(
 
 def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
-        header: dict[str, Any] = json.loads(bytes(tensors[_HEADER].cpu().tolist()))
+        header: dict[str, Any] = json_value(tensors[_HEADER])
         version = header["format"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -138,11 +138,6 @@ def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     if version != _FORMAT:
         raise ConfigError(f"the state has format {version}, this version reads {_FORMAT}")
     return header
-
-
-def _bytes(header: Mapping[str, Any]) -> Tensor:
-    text = json.dumps(header, default=str).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _kind(tensor: Tensor) -> list[object]:
@@ -168,7 +163,7 @@ def _with_columns(memory: Mapping[str, Tensor], size: int) -> list[str]:
         for name, part in node.get("parts", {}).items():
             yield from walk(part, prefix + name)
 
-    structure = json.loads(bytes(memory[STRUCTURE].tolist()))
+    structure = json_value(memory[STRUCTURE])
     return [name for name in walk(structure, "") if name in memory]
 
 

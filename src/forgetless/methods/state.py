@@ -4,7 +4,6 @@ A state is made of None, numbers, texts, tuples, lists, dicts, frozen dataclasse
 leading dimension of S seeds, sample sets and directions. It is never changed in place.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -23,6 +22,7 @@ from forgetless.subspace import (
     Storage,
 )
 from forgetless.support.errors import ConfigError
+from forgetless.support.json_tensors import json_tensor, json_value
 
 STRUCTURE = "structure"  # the entry that says how a state is built, JSON as bytes
 _PLAIN = (bool, int, float, str, type(None))
@@ -35,8 +35,7 @@ def state_tensors(state: Any, seed: int) -> dict[str, Tensor]:
     structure = _taken_apart(state, seed, "", tensors)
     if STRUCTURE in tensors:
         raise ConfigError(f"a state cannot have a tensor of the name {STRUCTURE!r}")
-    text = json.dumps(structure, separators=(",", ":")).encode()
-    return tensors | {STRUCTURE: torch.frombuffer(bytearray(text), dtype=torch.uint8).clone()}
+    return tensors | {STRUCTURE: json_tensor(structure)}
 
 
 def restored_state(
@@ -55,7 +54,7 @@ def restored_state(
         storage: how directions are stored.
         load: from the tensors of each seed to a sample set.
     """
-    structure = json.loads(bytes(of_seeds[0][STRUCTURE].cpu().tolist()))
+    structure = json_value(of_seeds[0][STRUCTURE])
     return _Reader(of_seeds, method, theta, storage, load).read(structure, "")
 
 

@@ -10,7 +10,6 @@ One forward pass and one backward pass for each scalar of a sample give both; no
 single sample is computed.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
+from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.tangent.autograd import ParameterUses
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
 from forgetless.tangent.features import features_of
@@ -396,8 +396,7 @@ class _Sums:
             "elsewhere": sorted(self.elsewhere),
             "sources": {use.weight: use.source.weight for use in self.uses.values()},
         }
-        text = torch.frombuffer(bytearray(json.dumps(notes).encode()), dtype=torch.uint8)
-        every = [json.loads(bytes(row.tolist())) for row in ranks.gather(text)]
+        every = [json_value(row) for row in ranks.gather(json_tensor(notes))]
         if any(one["sources"] != notes["sources"] for one in every):
             raise ConfigError(
                 "layers have the same inputs in some processes and not in others, so their "
