@@ -35,7 +35,9 @@ class Axis:
         if moment.dim() == 2:
             return cls(like.new_zeros(*moment.shape, 0), moment.to(like), rest)
         values, vectors = torch.linalg.eigh(moment)
-        return cls(vectors.flip(2).to(like), values.flip(1).clamp_min(0).to(like), rest)
+        # Contiguous, as after loading: products of other strides are rounded in another way.
+        vectors = vectors.flip(2).to(like).contiguous()
+        return cls(vectors, values.flip(1).clamp_min(0).to(like), rest)
 
     @property
     def is_standard(self) -> bool:

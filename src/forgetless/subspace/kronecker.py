@@ -297,6 +297,7 @@ class KroneckerSubspace(Directions):
             "layout": whole,
             "source": dict(self.basis.source),
             "biases": dict(self.basis.biases),
+            "squares": list(self.basis.squares),
         }
         found = {_NAMES: json_tensor(structure)}
         for side in _SIDES:
@@ -326,13 +327,14 @@ class KroneckerSubspace(Directions):
                     found[kind][rest] = stacked
                 else:
                     found[kind].setdefault(name, {})[part] = stacked
-        axes = {side: {n: Axis(**parts) for n, parts in found[side].items()} for side in _SIDES}
+        # In the order that they were stored in, which a file need not have: sums round alike.
+        source = structure["source"]
         basis = Eigenbasis(
-            axes["outputs"],
-            axes["inputs"],
-            structure["source"],
+            {name: Axis(**found["outputs"][name]) for name in source},
+            {name: Axis(**found["inputs"][name]) for name in source.values()},
+            source,
             structure["biases"],
-            found["squares"],
+            {name: found["squares"][name] for name in structure["squares"]},
         )
         threshold = torch.stack([of["threshold"] for of in of_seeds]).to(theta)
         start = None
