@@ -206,7 +206,7 @@ def test_no_more_directions_are_reported_than_there_were():
     (inputs, labels), target = tasks()
     few = inputs[:4], labels[:4]
     told = []
-    result = forecast(network(), few, target, lr=0.1, components=(2, 100), observer=told.append)
+    result = forecast(network(), few, target, lr=0.1, components=(2, 100), on_stage=told.append)
     assert [o.components for o in result.protected] == [2, 4]
     assert "the same with 4 directions protected" in told
 

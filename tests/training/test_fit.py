@@ -306,7 +306,7 @@ def test_tasks_whose_features_have_no_rank():
     pair = torch.randn(1, 6), torch.tensor([0])
     tasks = TensorScenario([(pair, pair), (pair, pair)])
     trace = fit(tasks, PCAOGD(5, 5, centred=True), lambda: nn.Linear(6, 1), training=TRAINING)
-    assert trace.memory(0)["directions"].shape == (0, 7)
+    assert trace.state(0)["directions"].shape == (0, 7)
 
 
 def test_gem_that_diverges_says_so():
@@ -425,7 +425,7 @@ def test_split_cifar_for_real(real_data):
     assert torch.equal(first["convolutions.0.weight"], last["convolutions.0.weight"])
     assert torch.equal(first["body.1.running_mean"], last["body.1.running_mean"])
     assert not torch.equal(first["body.0.weight"], last["body.0.weight"])
-    assert trace.memory(0)["directions"].shape == (20, 3200 * 200 + 200 + 2 * 200)
+    assert trace.state(0)["directions"].shape == (20, 3200 * 200 + 200 + 2 * 200)
     assert trace.accuracy[0, 1, 1] > 25
 
 

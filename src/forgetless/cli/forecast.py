@@ -114,7 +114,7 @@ def forecast_command(
             methods=methods,
             quick=quick,
             seed=number,
-            observer=status.update,
+            on_stage=status.update,
         )
     _warn_of_other_training(training)
     if as_json:

@@ -375,7 +375,7 @@ def forecast(
     warm_up: bool = True,
     quick: bool = False,
     seed: int = 0,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Forecast:
     """Predict the effect on the source of training on the target.
 
@@ -409,7 +409,7 @@ def forecast(
             false, at the present weights.
         quick: fewer and larger steps, as far as the learning rate allows.
         seed: of the batches and of the choices of samples.
-        observer: called with a description of each step of the computation.
+        on_stage: called with a description of each step of the computation.
     """
     started = time.perf_counter()
     POSITIVE.check("lr", lr)
@@ -417,7 +417,7 @@ def forecast(
     for name, count in (counts | {"overlap_samples": overlap_samples}).items():
         whole(1).check(name, count)
     components = _counts(components)
-    tell = observer or (lambda what: None)
+    tell = on_stage or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
     tangent = TangentModel(copied(model))
     basis = None if basis is None else _directions(basis, tangent.theta)
