@@ -80,30 +80,7 @@ function drawComponents(box) {
     el(
       "div",
       { class: "scroll" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            ["task", ...DATA.shares.map(share)].map((h) => el("th", { scope: "col" }, h)),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          rows.map((row) =>
-            el(
-              "tr",
-              {},
-              row.map((cell, i) => el("td", {}, i ? String(cell ?? "–") : named(cell))),
-            ),
-          ),
-        ),
-      ),
+      tableElement(["task", ...DATA.shares.map(share)], rows, (cell, i) => (i ? String(cell ?? "–") : named(cell))),
     ),
   );
 }
