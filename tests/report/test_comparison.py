@@ -141,7 +141,7 @@ def test_memory_is_what_the_tensors_take(tmp_path):
     method = PCAOGD(components=2, samples=10)
     kept = fit(tasks, method, training=training, out=tmp_path / "kept")
     in_memory = fit(tasks, method, training=training)
-    tensors = kept.memory(0).items()
+    tensors = kept.state(0).items()
     size = sum(t.numel() * t.element_size() for name, t in tensors if name != "structure")
     assert size > 0
     assert kept.memory_bytes(0) == in_memory.memory_bytes(0) == size

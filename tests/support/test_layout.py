@@ -1,8 +1,9 @@
 """Named parts of a flat vector, and back."""
 
+import pytest
 import torch
 
-from forgetless.support.layout import Growth, Layout
+from forgetless.support.layout import Growth, Layout, is_under
 
 LAYOUT = Layout({"weight": (2, 3), "scale": (), "empty": (0, 4), "bias": (2,)})
 
@@ -48,3 +49,12 @@ def test_values_spread_over_a_network_that_has_grown():
     zero = growth.padded(values)
     assert torch.equal(zero[zero != 0], values[values != 0])
     assert int((zero == 0).sum()) == 10 * (GROWN.size - LAYOUT.size)
+
+
+@pytest.mark.parametrize("start", ["fc1", "fc1.", "fc1.weight", "body.fc1"])
+def test_the_beginning_of_a_name_counts_in_whole_parts(start):
+    names = ["fc1.weight", "fc10.weight", "fc1x", "body.fc1.weight", "weight"]
+    expected = "body.fc1.weight" if start.startswith("body") else "fc1.weight"
+    assert [name for name in names if is_under(name, [start])] == [expected]
+    assert not any(is_under(name, [""]) for name in names)
+    assert not any(is_under(name, []) for name in names)

@@ -213,7 +213,7 @@ def test_no_more_directions_are_reported_than_there_were():
     (inputs, labels), target = tasks()
     few = inputs[:4], labels[:4]
     told = []
-    result = forecast(network(), few, target, lr=0.1, components=(2, 100), observer=told.append)
+    result = forecast(network(), few, target, lr=0.1, components=(2, 100), on_stage=told.append)
     assert [o.components for o in result.protected] == [2, 4]
     assert "the same with 4 directions protected" in told
 
@@ -410,6 +410,19 @@ def test_bad_input_is_one_clear_error(change, message):
     arguments = {"model": network(), "source": source, "target": target, "lr": 0.1} | change
     with pytest.raises((ConfigError, DataError), match=message):
         forecast(**arguments)
+
+
+class Reluctant(nn.Linear):
+    """A layer whose error has no message."""
+
+    def forward(self, inputs):
+        raise ValueError
+
+
+def test_an_error_without_a_message_is_named_by_its_kind():
+    source, target = tasks()
+    with pytest.raises(ConfigError, match=r"the source, of shape .*: ValueError"):
+        forecast(Reluctant(6, 3), source, target, lr=0.1)
 
 
 @pytest.mark.parametrize(("m", "size"), [(300, 32), (40, 32), (30, 32), (100, 100)])

@@ -309,7 +309,7 @@ class GuardedModel:
 
 
 def _share(batches: Sequence[Batch], rank: int, ranks: int) -> Iterator[Batch]:
-    """Every so many-th sample, for one of the processes."""
+    """The samples of one of the processes: every `ranks`-th."""
     start = rank
     for batch in batches:
         if start < len(batch):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import local, local_slices
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.layout import Growth, Layout
+from forgetless.support.layout import Growth, Layout, is_under
 from forgetless.tangent import chosen_names, require_one_precision
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
@@ -330,12 +330,7 @@ def _names_under(module: nn.Module, prefixes: Iterable[str]) -> set[str]:
     """The parameters with these names or beginnings of names, tied ones by any of their names."""
     name_of = {id(p): name for name, p in module.named_parameters()}
     every = list(module.named_parameters(remove_duplicate=False))
-    return {
-        name_of[id(p)]
-        for prefix in prefixes
-        for alias, p in every
-        if alias == prefix or alias.startswith(f"{prefix}.")
-    }
+    return {name_of[id(p)] for alias, p in every if is_under(alias, prefixes)}
 
 
 def _is_zero(lr: object) -> bool:

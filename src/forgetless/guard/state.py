@@ -82,7 +82,7 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
     tensors |= {n: t.detach().contiguous().clone() for n, t in named.items()}
     if parameters.slices is not None:
         tensors = _to_shards(tensors, header, parameters)
-    return tensors | {_HEADER: json_tensor(header, default=str)}
+    return tensors | {_HEADER: json_tensor(header)}
 
 
 def from_dict(

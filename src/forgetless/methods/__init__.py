@@ -111,5 +111,5 @@ def build_method(name: str, settings: Mapping[str, Any]) -> Method[Any]:
 
 def method_settings(method: Method[Any]) -> dict[str, Any]:
     """The settings from which `build_method` makes the same method."""
-    of: Any = method
-    return {setting_name(f): getattr(method, f.name) for f in fields(of)}
+    made: Any = method  # a dataclass, which its type does not say
+    return {setting_name(f): getattr(method, f.name) for f in fields(made)}

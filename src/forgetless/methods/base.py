@@ -2,8 +2,7 @@
 
 A method is a frozen dataclass of hyperparameters and three functions; what it remembers is a value
 that is handed back and forth. It sees the model and the training through a `View` alone, never the
-optimizer or the loop. Every vector has a leading dimension of S seeds that do not know of each
-other.
+optimizer or the loop. Every vector has a leading dimension of S independent seeds.
 """
 
 from abc import ABC, abstractmethod

@@ -37,7 +37,7 @@ _DIRECTIONS = {
 def state_tensors(state: Any, seed: int) -> dict[str, Tensor]:
     """The tensors of one seed by their path in the state, and how it is built."""
     tensors: dict[str, Tensor] = {}
-    structure = _taken_apart(state, seed, "", tensors)
+    structure = _flattened(state, seed, "", tensors)
     if STRUCTURE in tensors:
         raise ConfigError(f"a state cannot have a tensor of the name {STRUCTURE!r}")
     return tensors | {STRUCTURE: json_tensor(structure)}
@@ -249,7 +249,7 @@ def _marks(state: Any) -> Iterator[object]:
             yield path, leaf
 
 
-def _taken_apart(node: Any, seed: int, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _flattened(node: Any, seed: int, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """How a node is built; its tensors are put into the dictionary."""
     prefix = f"{path}." if path else ""
     if isinstance(node, Tensor):
@@ -265,7 +265,7 @@ def _taken_apart(node: Any, seed: int, path: str, tensors: dict[str, Tensor]) ->
     parts = _children(node)
     if parts is None:
         raise ConfigError(f"a state cannot hold {_described(node)}")
-    built = {name: _taken_apart(p, seed, prefix + name, tensors) for name, p in parts.items()}
+    built = {name: _flattened(p, seed, prefix + name, tensors) for name, p in parts.items()}
     if isinstance(node, Mapping):
         numbers = [key for key in node if not isinstance(key, str)]
         if any(not isinstance(key, int) for key in numbers) or len(parts) != len(node):

@@ -1,6 +1,6 @@
 """What a method sees of the model and its training: the same in `fit` and in a guard.
 
-Every tensor has a leading dimension of S seeds that do not know of each other; in a guard S is 1.
+Every tensor has a leading dimension of S independent seeds; in a guard S is 1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -157,7 +157,7 @@ class DenseSubspace(Subspace):
         refuse_infinite(*totals)
         shares = [one / max(total, TINY) for one, total in zip(squares, totals, strict=True)]
         problems = zip(vectors, self.rows, lengths, strict=True)
-        found = [_taken_apart(*problem, ranks) for problem in problems]
+        found = [_new_rows(*problem, ranks) for problem in problems]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
@@ -251,7 +251,7 @@ def _agreed_weights(
     return ranks.broadcast(values), ranks.broadcast(weights), total
 
 
-def _taken_apart(
+def _new_rows(
     vectors: Tensor, old: Tensor, lengths: Tensor, ranks: Ranks | None
 ) -> tuple[Tensor, Tensor]:
     """Orthonormal rows that vectors (d, p) add to old ones (K, p), and A: vectors = A [old; new].

@@ -129,7 +129,7 @@ class Eigenbasis:
 
     @classmethod
     def empty(cls) -> Self:
-        """Of no parameter."""
+        """The eigenbasis before the first task, of no parameter."""
         return cls({}, {}, {}, {}, {})
 
     def sides(self, weight: str) -> tuple[Axis, Axis]:

@@ -158,7 +158,11 @@ class FactoredSubspace(Subspace):
         atoms = []
         exact = float64(theta)
         for tensors in of_seeds if record.tasks else ():
-            named = {n[9:]: t for n, t in tensors.items() if n.startswith("features.")}
+            named = {
+                n.removeprefix("features."): t
+                for n, t in tensors.items()
+                if n.startswith("features.")
+            }
             phi = from_tensors(named, theta)
             weights = tensors["weights"].to(exact) if "weights" in tensors else None
             small = (tensors[name].to(exact) for name in ("factor", "moments"))

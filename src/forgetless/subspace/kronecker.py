@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64
+from forgetless.linalg import TINY, float64
 from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
@@ -18,11 +18,11 @@ from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import Moments
 
+_SIDES = ("outputs", "inputs")  # of a layer
 _NAMES = "names"  # the entry with the names of parameters
 # The threshold is found among energies down to this share of the largest, in so many halvings.
 _RANGE, _HALVINGS = 1e-24, 60
 _TIES = 1e-5  # energies that differ by less are equal up to rounding
-_TINY = 1e-300
 # Shares of the energy: the least and the most that `holding` protects, and that without a movement.
 _SHARES, _USUAL = (0.95, 0.999), 0.97
 
@@ -153,13 +153,13 @@ class KroneckerSubspace(Directions):
         counts = [one.basis.strong(one.threshold)[1].tolist() for one in (chosen, self)]
         ranks = [max(0, now - then) for now, then in zip(*counts, strict=True)]
         protected, total = basis.energy_of(moments, chosen.threshold)
-        shares = (protected / total.clamp_min(_TINY)).tolist()
+        shares = (protected / total.clamp_min(TINY)).tolist()
         return replace(chosen, record=self.record.with_task(ranks, shares))
 
     def kept_share(self) -> float:
         """The share of the energy of all tasks that is protected."""
         protected = self.basis.strong(self.threshold)[0]
-        return float((protected / self.basis.total().clamp_min(_TINY)).mean())
+        return float((protected / self.basis.total().clamp_min(TINY)).mean())
 
     def protecting(self, share: float) -> Self:
         """With the strongest coordinates protected that hold at most a share of the energy."""
@@ -228,7 +228,7 @@ class KroneckerSubspace(Directions):
         By halving the interval of its logarithm: to sort the energies would take a number for
         every weight.
         """
-        top = self.basis.strongest().clamp_min(_TINY)
+        top = self.basis.strongest().clamp_min(TINY)
         low, high = (top * _RANGE).log(), (2 * top).log()
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -339,6 +339,3 @@ class KroneckerSubspace(Directions):
         if "start" in of_seeds[0]:
             start = torch.stack([of["start"] for of in of_seeds]).to(theta)
         return cls(layout, basis, threshold, Record.restore(of_seeds), storage, start)
-
-
-_SIDES = ("outputs", "inputs")

@@ -60,7 +60,8 @@ def warn_caller(message: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind if it has none."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
 
 
 def require(satisfied: bool, argument: str, got: object, accepted: str) -> None:

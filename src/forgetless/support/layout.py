@@ -1,6 +1,6 @@
 """The columns of a flat weight vector that belong to each parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -9,6 +9,14 @@ from typing import final
 
 import torch
 from torch import Tensor
+
+
+def is_under(name: str, beginnings: Iterable[str]) -> bool:
+    """Whether a parameter's name is, or begins with, one of these, in whole parts.
+
+    "fc1" and "fc1." are the beginning of "fc1.weight", not of "fc10.weight".
+    """
+    return any(f"{name}.".startswith(f"{one.removesuffix('.')}.") for one in beginnings)
 
 
 @final

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.support.errors import ConfigError, DataError, first_line, require
+from forgetless.support.layout import is_under
 from forgetless.tangent.chunks import Chunks
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, close, true_class
 from forgetless.tangent.features import TangentFeatures
@@ -84,7 +85,7 @@ def chosen_names(model: nn.Module, params: Params | None) -> tuple[str, ...]:
     chosen: list[str] = []
     for one in [params] if isinstance(params, str | Tensor) else params:
         if isinstance(one, str):
-            found = [n for a, n in aliases.items() if a == one or a.startswith(f"{one}.")]
+            found = [n for a, n in aliases.items() if is_under(a, [one])]
             has = f"names or prefixes of names, such as {next(iter(own), 'none')!r}"
             require(bool(found), "params", one, has)
             chosen += found

@@ -1,6 +1,5 @@
 """Tangent features stored in memory, independent of the network, and as tensors for a file."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby, pairwise
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.support.errors import ConfigError
+from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.support.layout import Growth
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.chunks import Piece
@@ -316,15 +316,14 @@ def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
         {"rows": rows, "blocks": {name: described(block) for name, block in blocks.items()}}
         for blocks, rows in source.parts
     ]
-    layout = json.dumps({"names": source.names, "sizes": source.sizes, "parts": parts})
-    tensors[_LAYOUT] = torch.frombuffer(bytearray(layout.encode()), dtype=torch.uint8)
-    return tensors
+    layout = {"names": source.names, "sizes": source.sizes, "parts": parts}
+    return tensors | {_LAYOUT: json_tensor(layout)}
 
 
 def from_tensors(tensors: Mapping[str, Tensor], like: Tensor) -> TangentFeatures:
     """Stored features from what `to_tensors` returned, on the device of `like`."""
     try:
-        layout = json.loads(bytes(tensors[_LAYOUT].cpu().tolist()))
+        layout = json_value(tensors[_LAYOUT])
         here = {
             name: t.to(like if t.is_floating_point() else like.device)
             for name, t in tensors.items()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from forgetless.linalg import orthonormalize
-from forgetless.support.errors import ConfigError, DataError, require
-from forgetless.support.layout import Layout
+from forgetless.support.errors import ConfigError, DataError, first_line, require
+from forgetless.support.layout import Layout, is_under
 from forgetless.support.options import POSITIVE, is_whole, whole
 from forgetless.tangent import TangentFeatures, tangent_features, true_class
 from forgetless.theory.grams import operator_overlap
@@ -255,7 +255,7 @@ class SourceAndTarget:
         try:
             return self.tangent.outputs(inputs)
         except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             shape = tuple(inputs.shape[1:])
             raise ConfigError(
                 f"the model does not take the inputs of the {what}, of shape {shape}: {reason}"
@@ -375,7 +375,7 @@ def forecast(
     warm_up: bool = True,
     quick: bool = False,
     seed: int = 0,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Forecast:
     """Predict the effect on the source of training on the target.
 
@@ -400,7 +400,8 @@ def forecast(
             orthonormal rows (K, p), p all trainable parameters in the model's order. Rows of zeros
             are ignored. Or the orthogonal projection itself, a function of rows (n, p), for which
             no `components` can be added.
-        exclude: prefixes of the names of parameters that PCA-OGD does not protect, such as heads.
+        exclude: names, or beginnings of names, of parameters that PCA-OGD does not protect,
+            such as heads.
         methods: also predict these methods, by name: functions from a step of SGD and the weights
             before it to the step that is taken, (p,), (p,) → (p,), over all trainable parameters.
             `launch.method_steps` makes one of a method. `basis` does not apply to them.
@@ -409,7 +410,7 @@ def forecast(
             false, at the present weights.
         quick: fewer and larger steps, as far as the learning rate allows.
         seed: of the batches and of the choices of samples.
-        observer: called with a description of each step of the computation.
+        on_stage: called with a description of each step of the computation.
     """
     started = time.perf_counter()
     POSITIVE.check("lr", lr)
@@ -417,7 +418,7 @@ def forecast(
     for name, count in (counts | {"overlap_samples": overlap_samples}).items():
         whole(1).check(name, count)
     components = _counts(components)
-    tell = observer or (lambda what: None)
+    tell = on_stage or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
     tangent = TangentModel(copied(model))
     basis = _avoided(basis, tangent.theta, components)
@@ -543,12 +544,12 @@ def _merged_steps(problem: SourceAndTarget, lr: float, batch_size: int) -> int:
 
 
 def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:
-    """The trained parameters whose names start with none of these prefixes."""
+    """The trained parameters whose names begin with none of these, in whole parts."""
     beginnings = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for start in beginnings:
-        known = isinstance(start, str) and any(n.startswith(start) for n in tangent.layout.shapes)
+        known = isinstance(start, str) and any(is_under(n, [start]) for n in tangent.layout.shapes)
         require(known, "exclude", start, "the beginning of a trained parameter's name")
-    names = [n for n in tangent.layout.shapes if not n.startswith(beginnings)]
+    names = [n for n in tangent.layout.shapes if not is_under(n, beginnings)]
     require(bool(names), "exclude", exclude, "not all of the model's trained parameters")
     return names
 

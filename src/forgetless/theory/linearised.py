@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetless.linalg import float64, project_out
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, first_line, require
 from forgetless.support.layout import Layout
 from forgetless.tangent import require_one_precision, tangent_features
 from forgetless.tangent.evaluation import call_with, differentiable, without_cudnn
@@ -93,7 +93,7 @@ class TangentModel:
                 raise
             except RuntimeError as error:  # NotImplementedError is one
                 if self._way == len(_WAYS) - 1:
-                    reason = str(error).splitlines()[0]
+                    reason = first_line(error)
                     raise ConfigError(f"the model cannot be differentiated: {reason}") from error
             self._way += 1
 
@@ -277,7 +277,7 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         twin = copy.deepcopy(module, computed)
     except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(f"model must be one that copy.deepcopy can copy: {reason}") from error
     for part in twin.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from forgetless import TraceError, tangent_features, theory
 from forgetless.launch.rebuild import rebuild, samples_of
-from forgetless.report.analysis import analyse, analysed, known_analysis
+from forgetless.report.analysis import analyse, cached_analysis, known_analysis
 from forgetless.report.analysis.measure import _SeedRun
 from forgetless.subspace import DENSE, KroneckerSubspace
 from forgetless.trace import load_trace
@@ -36,7 +36,7 @@ def test_the_overlap_is_that_of_the_dense_matrices(digits_run, method):
     found = analyse(trace, samples=SAMPLES)
     directions, ranks = None, [0, 0, 0]
     if method != "sgd":
-        directions, ranks = trace.memory(0)["directions"].double(), trace.memory(0)["ranks"]
+        directions, ranks = trace.state(0)["directions"].double(), trace.state(0)["ranks"]
     assert found.projected is (method != "sgd")
     for s, k in [(0, 1), (0, 2), (1, 2)]:
         sides = [theory.factors(dense_features(trace, s, t), rtol=3e-4) for t in (s, k)]
@@ -92,7 +92,7 @@ def test_heads_are_no_part_of_what_is_protected(digits_run):
     assert found.projected
     model = rebuild(trace).network(trace.weights(0, 0))
     names = [n for n, _ in model.named_parameters() if not n.startswith("head.")]
-    basis = trace.memory(0)["directions"].double()[: int(trace.memory(0)["ranks"][0])]
+    basis = trace.state(0)["directions"].double()[: int(trace.state(0)["ranks"][0])]
     sides = [theory.factors(dense_features(trace, 0, t, names), rtol=3e-4) for t in (0, 1)]
     wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
     np.testing.assert_allclose(found.overlap["0-1"], wanted, atol=2e-3)
@@ -103,7 +103,7 @@ def test_convolutions_and_batch_norm_are_taken_as_they_were_evaluated(digits_run
     trace = digits_run("rotated-digits", "ogd", model="lenet", epochs=1, tasks=2)
     found = analyse(trace, samples=SAMPLES)
     sides = [theory.factors(dense_features(trace, 0, t), rtol=3e-4) for t in (0, 1)]
-    basis = trace.memory(0)["directions"].double()[: int(trace.memory(0)["ranks"][0])]
+    basis = trace.state(0)["directions"].double()[: int(trace.state(0)["ranks"][0])]
     wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
     np.testing.assert_allclose(found.overlap["0-1"], wanted, atol=2e-3)
     assert len(found.forecast) == 1
@@ -122,10 +122,10 @@ def test_variance_and_kernel_are_those_of_the_theory(digits_run):
         assert variance.samples == len(curve) == 150  # all that the task has
         assert (np.diff(curve) >= -1e-9).all()
         assert curve[-1] == pytest.approx(1)
-        assert variance.kept == int(trace.memory(0)["ranks"][task])
+        assert variance.kept == int(trace.state(0)["ranks"][task])
     # The method looked at other samples of the same task; the share it kept is close.
     kept = found.variance[0].curve[found.variance[0].kept - 1]
-    assert kept == pytest.approx(float(trace.memory(0)["shares"][0]), abs=0.1)
+    assert kept == pytest.approx(float(trace.state(0)["shares"][0]), abs=0.1)
 
 
 def test_a_forecast_stands_beside_what_was_measured(digits_run):
@@ -145,7 +145,7 @@ def test_the_forecast_of_a_projecting_method_avoids_its_directions(digits_run):
     replayed = _SeedRun.of(trace, rebuild(trace), SAMPLES)
     basis = replayed.basis(1)
     assert basis.shape[1] == sum(p.numel() for p in replayed.model.parameters())
-    rows = trace.memory(0)["directions"][: len(basis)]
+    rows = trace.state(0)["directions"][: len(basis)]
     torch.testing.assert_close(basis.square().sum(1), rows.square().sum(1))
     heads = [p.numel() for n, p in replayed.model.named_parameters() if n.startswith("head.")]
     assert not basis[:, -sum(heads) :].any()
@@ -157,7 +157,7 @@ def test_layers_out_of_reach_have_no_part_in_the_forecast(digits_run, setting):
     replayed = _SeedRun.of(trace, rebuild(trace), SAMPLES)
     sizes = {n: p.numel() for n, p in replayed.model.named_parameters()}
     first = sizes["body.1.weight"] + sizes["body.1.bias"]
-    rows = trace.memory(0)["directions"]
+    rows = trace.state(0)["directions"]
     assert rows.shape[1] == sum(sizes.values()) - first
     basis = replayed.basis(1)
     if setting == "unprotected":  # trained, but free to move
@@ -199,11 +199,11 @@ def test_an_analysis_is_kept_until_the_trace_changes(digits_run, tmp_path):
     shutil.copytree(digits_run("rotated-digits", "sgd").path, tmp_path / "run")
     trace = load_trace(tmp_path / "run")
     assert known_analysis(trace) is None
-    made = analysed(trace, samples=SAMPLES)
+    made = cached_analysis(trace, samples=SAMPLES)
     assert known_analysis(trace) == made
     file = tmp_path / "run" / "analysis.json"
-    assert analysed(trace, samples=SAMPLES) == made
-    assert analysed(trace, samples=SAMPLES + 1).samples == SAMPLES + 1  # another question
+    assert cached_analysis(trace, samples=SAMPLES) == made
+    assert cached_analysis(trace, samples=SAMPLES + 1).samples == SAMPLES + 1  # another question
     record = json.loads((tmp_path / "run" / "trace.json").read_text())
     record["seconds"] = 1.0
     (tmp_path / "run" / "trace.json").write_text(json.dumps(record))

@@ -97,8 +97,8 @@ def training_ranks(
         if method.needs_model:  # all weights would be gathered at every step
             raise ConfigError(
                 f"{method.name} takes gradients on stored samples at every step, which a "
-                "guard cannot take of a sharded model: use PCAOGD, OGD or EWC, or "
-                "DistributedDataParallel"
+                "guard cannot take of a sharded model: use KronOGD, PCAOGD, OGD or EWC, "
+                "or DistributedDataParallel"
             )
         if not (method.keeps_directions or method.separable):
             raise ConfigError(

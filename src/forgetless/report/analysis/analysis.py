@@ -53,11 +53,11 @@ class Sample:
 @final
 @dataclass(frozen=True)
 class Images:
-    """Test images of each task that the forecast gives up, and that were forgotten.
+    """Test images of each task that are predicted to become wrong, and that were forgotten.
 
     Attributes:
         pictures: the images as data URLs, by their number.
-        endangered: task (from 0, as text) → those that the forecast gives up, worst first.
+        endangered: task (from 0, as text) → those predicted to become wrong, worst first.
         forgotten: task → those right when it was learned and wrong at the end, worst first.
     """
 

@@ -46,20 +46,20 @@ def known_analysis(trace: Trace) -> Analysis | None:
         return None  # damaged: it can be made again
 
 
-def analysed(
+def cached_analysis(
     trace: Trace,
     *,
     tasks: Scenario | None = None,
     model: ModelSource | None = None,
     data: Path | None = None,
     samples: int = SAMPLES,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Analysis:
     """`analyse`, or the analysis stored next to the trace; a new one is stored there."""
     known = known_analysis(trace)
     if known is not None and known.samples == samples:
         return known
-    made = analyse(trace, tasks=tasks, model=model, data=data, samples=samples, observer=observer)
+    made = analyse(trace, tasks=tasks, model=model, data=data, samples=samples, on_stage=on_stage)
     if trace.path is not None:
         write_beside(trace.path, _NAME, _FORMAT, made.plain())
     return made
@@ -72,7 +72,7 @@ def analyse(
     model: ModelSource | None = None,
     data: Path | None = None,
     samples: int = SAMPLES,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Analysis:
     """Why the first finished seed of a run forgot.
 
@@ -83,10 +83,10 @@ def analyse(
         tasks, model: as `fit` took them, if they were a script's own.
         data: folder that is searched for the data first.
         samples: of each task, for overlaps and kernels.
-        observer: called with each step in words.
+        on_stage: called with each step in words.
     """
     whole(2).check("samples", samples)
-    tell = observer or (lambda what: None)
+    tell = on_stage or (lambda what: None)
     tell("reading the tasks")
     rebuilt = rebuild(trace, tasks=tasks, model=model, data=data)
     run = _SeedRun.of(trace, rebuilt, samples)
@@ -176,7 +176,7 @@ class _SeedRun:
         kind = METHODS.get(self.trace.method)
         if (kind is None or kind.protects) and self.protected is None:
             return  # how the method changes the gradient is not in the trace
-        if not self.training.is_recordable:
+        if not self.training.is_constant_sgd:
             return  # a forecast is of plain SGD at a constant rate
         pairs = self.learned - 1
         yield from sorted(
@@ -205,12 +205,12 @@ def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list
     if "storage" not in trace.config:  # which methods that store directions use
         return None, []
     try:
-        memory = trace.memory(seed)
+        state = trace.state(seed)
     except TraceError:
         return None, []
-    rows, ranks = memory.get("directions"), memory.get("ranks")
-    if "factor" in memory:  # of samples: the first rows are a basis of the first samples
-        kept = FactoredSubspace.restore([memory], torch.zeros(1, size), FACTORED)
+    rows, ranks = state.get("directions"), state.get("ranks")
+    if "factor" in state:  # of samples: the first rows are a basis of the first samples
+        kept = FactoredSubspace.restore([state], torch.zeros(1, size), FACTORED)
         rows = kept.dense().rows[0]
     if rows is None or ranks is None or rows.dim() != 2 or rows.shape[1] != size:
         return None, []
