@@ -94,7 +94,7 @@ def test_projections_are_those_with_which_the_run_trained(method):
     rows = torch.randn(5, 21, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(found[0](rows), rows)
     kind = KroneckerSubspace if isinstance(method, KronOGD) else DenseSubspace
-    stored = kind.restore([trace.memory(3)], rows[:1], DENSE)
+    stored = kind.restore([trace.state(3)], rows[:1], DENSE)
     expected = torch.cat([stored.project_out(row) for row in rows.split(1)])
     torch.testing.assert_close(found[3](rows), expected, rtol=0, atol=1e-9)
     assert (found[3](rows) - rows).abs().max() > 0.1

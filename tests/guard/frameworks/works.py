@@ -1,6 +1,8 @@
 """What each of several processes does in a test, as `torchrun` would have started it."""
 
 import os
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,8 @@ METHOD = PCAOGD(components=10, samples=48)  # all samples that there are
 
 def as_by_torchrun(rank: int) -> None:
     """The environment that frameworks read; the processes are connected already."""
+    # Of the tests of Avalanche in the process that started this one: its torchvision does not load.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).name != "avalanche"]
     size = dist.get_world_size()
     os.environ |= {
         "RANK": str(rank),

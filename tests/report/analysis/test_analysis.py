@@ -74,7 +74,7 @@ def test_the_overlap_with_an_eigenbasis_is_that_of_its_dense_projection(digits_r
     assert found.projected
     sides = [dense_features(trace, 1, t) for t in (1, 2)]
     size = sides[0].shape[1]
-    stored = KroneckerSubspace.restore([shorter.memory(0)], torch.zeros(1, size).double(), DENSE)
+    stored = KroneckerSubspace.restore([shorter.state(0)], torch.zeros(1, size).double(), DENSE)
     matrix = torch.cat([stored.project_out(row) for row in torch.eye(size).double().split(1)])
     left, right = (theory.factors(side, rtol=3e-4) for side in sides)
     wanted = theory.overlap_spectrum(left.v @ matrix @ right.v.T)
