@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from forgetless.support.errors import ConfigError
+from forgetless.support.source import code_around
 
 AS_GIVEN = "as given"
 _KNOWN = ("abc", "builtins", "forgetless", "functools", "torch", "typing")
@@ -56,7 +57,8 @@ def load_object(text: str, argument: str) -> Any:
 def code_of(made: Any) -> str:
     """The code of a user's function or class (with its bases) as text, without comments.
 
-    A function's bound values count too: those of a closure, of defaults, of a `partial`. The text
+    What its file and the modules next to it give it counts too, such as constants and helpers, and
+    a function's bound values: those of a closure, of defaults, of a `partial`. The text
     is empty for code of torch and of this package, whose versions a trace has.
     """
     return _code_of(made, frozenset())
@@ -73,12 +75,13 @@ def _code_of(made: Any, seen: frozenset[int]) -> str:
         return ""
     if isinstance(made, type):
         kinds = [k for k in made.__mro__ if k.__module__.split(".")[0] not in _KNOWN]
-        return "\n".join(map(_source, kinds))
+        return "\n".join(part for kind in kinds for part in (_source(kind), code_around(kind)))
     bound = [*(getattr(made, "__defaults__", None) or ())]
     for cell in getattr(made, "__closure__", None) or ():
         with suppress(ValueError):  # not set yet
             bound.append(cell.cell_contents)
-    return "\n".join([_source(made), *(_bound(value, seen) for value in bound)])
+    parts = [_source(made), code_around(made), *(_bound(value, seen) for value in bound)]
+    return "\n".join(parts)
 
 
 def _bound(value: Any, seen: frozenset[int]) -> str:
