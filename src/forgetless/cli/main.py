@@ -5,6 +5,7 @@ import signal
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, final
 
 import typer
@@ -87,6 +88,9 @@ def _root(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     command = typer.main.get_command(app)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
     for output in (sys.stdout, sys.stderr):  # a terminal without ° shows ? instead
         if hasattr(output, "reconfigure"):
             output.reconfigure(errors="replace")

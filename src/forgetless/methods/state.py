@@ -93,6 +93,7 @@ def take_step(method: Method[Any], g: Tensor, state: Any, view: View) -> tuple[T
             f"{name}.update must return a step of shape {tuple(g.shape)}, not {_described(step)}"
         )
     check_unchanged(method, "update", state, before)
+    step = step.detach()  # it may come from an autograd graph of the method's own
     return step, state if after is state else check_state(method, after, len(g))
 
 
@@ -189,13 +190,16 @@ def _children(node: Any) -> dict[str, Any] | None:
     return None
 
 
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, path: str, around: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The leaves by their path; `around` are the containers that a node is in."""
     parts = _children(node)
     if parts is None:
         yield path, node
-    else:
-        for name, part in parts.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
+        return
+    if id(node) in around:
+        raise ConfigError(f"a state cannot hold itself, as it does at {path}")
+    for name, part in parts.items():
+        yield from _leaves(part, f"{path}.{name}" if path else name, (*around, id(node)))
 
 
 def _marks(state: Any) -> Iterator[object]:

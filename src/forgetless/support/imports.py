@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
 from contextlib import suppress
@@ -121,7 +122,7 @@ def _module(place: str, argument: str) -> ModuleType:
     file = Path(place).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"{argument} {place} is not a file")
-    name = _SCRIPTS + hashlib.sha256(str(file).encode()).hexdigest()[:12]
+    name = _SCRIPTS + hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
