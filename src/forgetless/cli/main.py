@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = typer.main.get_command(app)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     for output in (sys.stdout, sys.stderr):  # a terminal without ° shows ? instead
         if hasattr(output, "reconfigure"):
             output.reconfigure(errors="replace")

@@ -28,6 +28,7 @@ from forgetless.subspace import STORAGES, Storage
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import parse_bytes, whole
 from forgetless.support.streams import stream
+from forgetless.tangent.evaluation import eval_mode
 
 
 @final
@@ -316,7 +317,8 @@ class Guard:
             now = self._with_chosen_storage(now, data)
         task = GuardedTask(self._model, data)
         view = self._view(task.model, now.storage, now.tasks)
-        state = consolidated(self.method, now.state, view, task, 1)
+        with eval_mode(task.model.module):
+            state = consolidated(self.method, now.state, view, task, 1)
         if self.method.needs_model:
             task.check()
         storage, notes, number = now.storage, now.notes, now.tasks + 1

@@ -115,7 +115,7 @@ class Method(ABC, Generic[State]):
 
     @abstractmethod
     def consolidate(self, state: State, view: View, task: FinishedTask) -> State:
-        """The state once a task is learned."""
+        """The state once a task is learned; the model is in evaluation mode."""
 
     @property
     def steadied_by(self) -> str:

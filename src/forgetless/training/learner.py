@@ -14,6 +14,7 @@ from forgetless.methods import Method, Samples
 from forgetless.methods.state import check_state, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
 from forgetless.support.streams import stream
+from forgetless.tangent.evaluation import eval_mode
 from forgetless.training.augmentation import augmented
 from forgetless.training.fast import Recorder
 from forgetless.training.finite_watch import FiniteWatch
@@ -235,7 +236,8 @@ class Learner:
         """Let the method store what it needs of the task that was learned."""
         learned = LearnedTask(self.network, self._parted(split, task)[0], task, self._choices)
         self.view.task, self.view.step = task, self.steps
-        state = consolidated(self.method, self.state, self.view, learned, len(self.seeds))
+        with eval_mode(self.network.module):
+            state = consolidated(self.method, self.state, self.view, learned, len(self.seeds))
         if self.budget is not None:
             state, note = state.within(self.budget)
             if note is not None:
