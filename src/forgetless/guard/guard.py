@@ -23,7 +23,7 @@ from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.methods import Method
-from forgetless.methods.state import check_state, consolidated, state_tensors
+from forgetless.methods.state import check_state, check_storage, consolidated, state_tensors
 from forgetless.subspace import STORAGES, Storage
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import parse_bytes, whole
@@ -277,6 +277,7 @@ class Guard:
         """The state before the first step."""
         with torch.no_grad(), full_precision(self._parameters.device):
             state = self.method.init(self._view(self._model, storage, 0))
+        check_storage(self.method, state, storage)
         by_columns = self.method.separable or not self.method.keeps_directions or state.over_ranks
         if self._column_ranks is not None and not by_columns:
             raise ConfigError(

@@ -22,7 +22,7 @@ from forgetless.subspace import (
     KroneckerSubspace,
     Storage,
 )
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, require
 
 STRUCTURE = "structure"  # the entry that says how a state is built, JSON as bytes
 _PLAIN = (bool, int, float, str, type(None))
@@ -149,6 +149,19 @@ def check_state(method: Method[Any], state: Any, seeds: int) -> Any:
                 f"tuple, list, dict or dataclass of these, not {_described(leaf)}"
             )
     return _contiguous(state)
+
+
+def check_storage(method: Method[Any], state: Any, asked: Storage) -> None:
+    """Reject a storage that the directions of a method do not have.
+
+    Arguments:
+        state: before the first step.
+    """
+    if not method.keeps_directions:
+        return
+    of_state, of_run = ((s.kind, s.dtype, s.device) for s in (state.storage, asked))
+    one_way = f"that of {type(state).__name__}, which has one way to store its directions, dense"
+    require(of_state == of_run, "storage", str(asked), one_way)
 
 
 def _contiguous(node: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.data import Scenario, Split
 from forgetless.methods import Method, Samples
-from forgetless.methods.state import check_state, consolidated, take_step
+from forgetless.methods.state import check_state, check_storage, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
 from forgetless.support.streams import stream
 from forgetless.tangent.evaluation import eval_mode
@@ -104,6 +104,7 @@ class Learner:
             network, starts, self.sampler, storage, training.lr, recordable=method.recordable
         )
         self.state: Any = check_state(method, method.init(self.view), len(self.seeds))
+        check_storage(method, self.state, storage)
         self.recorder = Recorder(self)
 
     def train(
