@@ -41,6 +41,10 @@ class MemoryShortageError(ForgetlessError, MemoryError):
     """Out of memory: says how much was needed and what would fit."""
 
 
+class UserCodeError(ForgetlessError, RuntimeError):
+    """An exception in a user's own code, from another process: names file and line."""
+
+
 class ForgetlessWarning(UserWarning):
     """A warning; one clear sentence."""
 

@@ -133,7 +133,7 @@ def _module(place: str, argument: str) -> ModuleType:
     sys.path.insert(0, str(file.parent))  # as for a script that is run
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(
             f"{argument} {place} cannot be executed: {type(error).__name__}: {error}"

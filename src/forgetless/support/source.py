@@ -1,9 +1,10 @@
-"""The code that a class or function of a user's file depends on, as text for a fingerprint."""
+"""Code in files of a user's own: what a class or function depends on, and where it failed."""
 
 import ast
 import dis
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,6 +45,16 @@ def code_around(made: Any) -> str:
                     seen.add(module)
                     waiting.append((module, list(_statements(module))))
     return "\n".join(texts)
+
+
+def mistake_in(error: BaseException) -> str | None:
+    """The line of a user's file that raised an exception, and what it is; None if none did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if (file := Path(f.filename)).is_file() and _is_own(file.resolve())]
+    if not own:
+        return None
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {what}"
 
 
 @final

@@ -25,9 +25,11 @@ from forgetless.support.errors import (
     ForgetlessError,
     ForgetlessWarning,
     MemoryShortageError,
+    UserCodeError,
     WorkerError,
     require,
 )
+from forgetless.support.source import mistake_in
 from forgetless.training.fit import resolve_device
 from forgetless.training.settings import Progress
 
@@ -209,8 +211,14 @@ def _serve(pipe: "Connection[Any, Any]", threads: int, gpu: str | None) -> None:
             job = pipe.recv()
             try:
                 pipe.send((attempt(job, say),))
-            except Exception as error:
-                pipe.send(RuntimeError("".join(traceback.format_exception(error))))
+            except (Exception, SystemExit) as error:  # a mistake in the program, or in a user's
+                text, mistake = "".join(traceback.format_exception(error)), mistake_in(error)
+                if mistake is not None:
+                    sent: Exception = UserCodeError(mistake)
+                    sent.add_note(text)
+                else:
+                    sent = RuntimeError(text)
+                pipe.send(sent)
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()  # others share the device
 
