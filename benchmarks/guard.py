@@ -1,6 +1,6 @@
 """What a guard costs: the same loop with and without it, and the projection against its floor.
 
-    python benchmarks/guard.py [--device cuda] [--repeats 5] [--out]
+    python benchmarks/guard.py [--device cuda] [--repeats 5] [--only end-task] [--out]
 
 Three models (the paper's MLP, its LeNet, a transformer of ten million parameters) and 0, 100 and
 1,000 stored directions. The overhead is the median time of a training step with the guard over
@@ -9,6 +9,10 @@ rows over the bandwidth of summing them, measured alternately: read once if two 
 of a core (on a GPU, if its multiprocessors together hold a row), otherwise twice. The reference is
 the usual form, g − P (Pᵀ g) with directions as columns. Cases that do not fit in memory are
 reported and left out.
+
+KronOGD's `end_task` is measured in turns with a forward and a backward pass of the same samples, in
+batches of 64, and with the eigenvectors of its moments by `torch.linalg.eigh`, which take the same
+time for any number of samples. Its floor is the sum of the two.
 """
 
 import argparse
@@ -22,13 +26,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless
 from forgetless.subspace.projection import project_out_rows
+from forgetless.support.provenance import versions
 from forgetless.training.models import MLP, LeNet
 
 OUT = Path("results/bench")
 DIRECTIONS = (0, 100, 1000)
+BATCH = 64  # of the samples that `end_task` is given
 L2 = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 SMALL = 1 << 28  # bytes of rows below which there is time for more rounds
 ON_CHIP = 30 << 20  # bytes of rows that the processors of a Hopper GPU hold together
@@ -59,17 +66,18 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its batch."""
+    """A model, its batch, and how many samples `end_task` is given."""
 
     name: str
     model: Callable[[], nn.Module]
     inputs: Callable[[], Tensor]
+    samples: int
 
 
 CASES = (
-    Case("MLP 784-100-100-10", lambda: MLP(784, 100, 10), lambda: torch.randn(32, 784)),
-    Case("LeNet", lambda: LeNet((3, 32, 32), 200, 10), lambda: torch.randn(32, 3, 32, 32)),
-    Case("transformer, 10M", Transformer, lambda: torch.randint(0, 4000, (16, 64))),
+    Case("MLP 784-100-100-10", lambda: MLP(784, 100, 10), lambda: torch.randn(32, 784), 3000),
+    Case("LeNet", lambda: LeNet((3, 32, 32), 200, 10), lambda: torch.randn(32, 3, 32, 32), 3000),
+    Case("transformer, 10M", Transformer, lambda: torch.randint(0, 4000, (16, 64)), 256),
 )
 
 
@@ -79,16 +87,22 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def in_turns(calls: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list]:
-    """Seconds of each call, interleaved, so that other load disturbs all alike."""
+def in_turns(
+    calls: dict[str, Callable[[], object]], rounds: int, device: str, idle: int = 2
+) -> dict[str, list]:
+    """Seconds of each call, interleaved, so that other load disturbs all alike.
+
+    Arguments:
+        idle: rounds before those that count.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 2):
+    for number in range(rounds + idle):
         for name, call in calls.items():
             synchronise(device)
             start = time.perf_counter()
             call()
             synchronise(device)
-            if number >= 2:
+            if number >= idle:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
 
@@ -169,6 +183,43 @@ def overhead(case: Case, count: int, device: str, rounds: int) -> dict:
     }
 
 
+def end_task(case: Case, device: str, rounds: int) -> dict:
+    """KronOGD's `end_task` over a forward and a backward pass, and the shares of its parts."""
+    torch.manual_seed(0)
+    model = case.model().to(device)
+    batches = [case.inputs().to(device) for _ in range(-(-case.samples // len(case.inputs())))]
+    inputs = torch.cat(batches)[: case.samples]
+    labels = torch.randint(0, 10, (len(inputs),), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = forgetless.Guard(model, optimizer, forgetless.KronOGD(energy=0.95))
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=BATCH)
+
+    def one_pass() -> None:
+        for x, y in loader:
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+
+    guard.end_task(loader)  # later moments are averaged with those that are stored
+    basis = guard._steps.state.basis
+    axes = [a for a in (*basis.outputs.values(), *basis.inputs.values()) if not a.is_standard]
+    moments = [axis.moment() for axis in axes]
+    calls = {
+        "end_task": lambda: guard.end_task(loader),
+        "pass": one_pass,
+        "eigh": lambda: [torch.linalg.eigh(moment) for moment in moments],
+    }
+    one_pass()
+    seconds = in_turns(calls, rounds, device, idle=0)
+    turns = list(zip(*seconds.values(), strict=True))
+    return {
+        "samples": len(inputs),
+        **{f"{name}_s": statistics.median(taken) for name, taken in seconds.items()},
+        "times_pass": [whole / once for whole, once, _ in turns],
+        "without_eigh_times_pass": [(whole - eigh) / once for whole, once, eigh in turns],
+        "times_floor": [whole / (once + eigh) for whole, once, eigh in turns],
+    }
+
+
 def fits(size: int, count: int, device: str) -> bool:
     """Whether the rows, their columns and a copy fit in memory."""
     needed = 3 * 4 * size * count
@@ -177,38 +228,73 @@ def fits(size: int, count: int, device: str) -> bool:
     return needed < 14 * 2**30
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", action="store_true", help="write the results as JSON")
-    options = parser.parse_args()
-    print(f"{options.device}, {torch.get_num_threads()} threads")
+def steps(device: str, repeats: int) -> list[dict]:
+    """What steps cost, by model and number of directions."""
     print(f"{'model':20} {'params':>10} {'K':>5}  step ×      projection, × floor  columns ÷ ours")
     found = []
     for case in CASES:
         size = sum(p.numel() for p in case.model().parameters())
         for count in DIRECTIONS:
-            if not fits(size, count, options.device):
+            if not fits(size, count, device):
                 print(f"{case.name:20} {size:>10,} {count:>5}  needs more memory than there is")
                 continue
             row = {"model": case.name, "parameters": size, "directions": count}
-            row |= overhead(case, count, options.device, options.repeats)
+            row |= overhead(case, count, device, repeats)
             line = f"{case.name:20} {size:>10,} {count:>5}  {row['overhead']:5.2f}"
             if count:
-                one = projection(size, count, options.device, options.repeats)
+                one = projection(size, count, device, repeats)
                 row["projection"] = one
                 line += f"  {1e3 * one['ours_s']:9.2f} ms, {one['times_floor']:5.2f}"
                 line += f" of {one['passes']} pass{'es' if one['passes'] > 1 else '  '}"
                 line += f"  {one['columns_over_ours']:5.2f}"
             print(line, flush=True)
             found.append(row)
-    if options.out:
-        OUT.mkdir(parents=True, exist_ok=True)
-        setting = {"device": options.device, "torch": torch.__version__}
-        path = OUT / f"guard-{options.device}.json"
-        path.write_text(json.dumps({**setting, "cases": found}, indent=1) + "\n")
+    return found
+
+
+def end_tasks(device: str, repeats: int) -> list[dict]:
+    """What KronOGD's `end_task` costs, by model."""
+    found = []
+    for case in CASES:
+        row = {"model": case.name} | end_task(case, device, repeats)
+        whole, rest, floor = (
+            statistics.median(row[name])
+            for name in ("times_pass", "without_eigh_times_pass", "times_floor")
+        )
+        print(
+            f"{case.name:20} {row['samples']:>5} samples: end_task {row['end_task_s']:.2f} s, "
+            f"{whole:.2f} passes, {rest:.2f} without eigenvectors, {floor:.2f} × floor",
+            flush=True,
+        )
+        found.append(row)
+    return found
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, help="default: torch's own choice")
+    parser.add_argument("--only", choices=("guard", "end-task"), help="of the two files of results")
+    parser.add_argument("--out", action="store_true", help="write the results as JSON")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    print(f"{options.device}, {torch.get_num_threads()} threads")
+    measures = {"guard": steps, "end-task": end_tasks}
+    for name, measure in measures.items():
+        if options.only in (None, name):
+            setting = {
+                "device": options.device,
+                "threads": torch.get_num_threads(),
+                "versions": versions(torch.device(options.device)),
+            }
+            cases = measure(options.device, options.repeats)
+            if options.out:
+                OUT.mkdir(parents=True, exist_ok=True)
+                path = OUT / f"{name}-{options.device}.json"
+                path.write_text(json.dumps({**setting, "cases": cases}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -125,6 +125,30 @@ def guard(of: dict[str, Any]) -> str:
     return table([*headings, "× floor", "× faster than columns"], rows) + words
 
 
+def end_task(of: dict[str, Any]) -> str:
+    """What KronOGD's `end_task` costs."""
+    rows = [
+        [
+            f"{case['model']}, {case['samples']:,} samples",
+            f"{case['end_task_s']:.2f}",
+            *(
+                span(case[name])
+                for name in ("times_pass", "without_eigh_times_pass", "times_floor")
+            ),
+        ]
+        for case in of["cases"]
+    ]
+    headings = ["`end_task` of KronOGD", "seconds", "÷ a pass", "less eigenvectors, ÷ a pass"]
+    words = (
+        f"\n{of['device']}, {of['threads']} thread{'s' if of['threads'] > 1 else ''}, torch "
+        f"{of['versions']['torch']}. A pass is a forward "
+        "and a backward pass of the same samples in batches of 64. The floor is a pass and "
+        "the eigenvectors of the moments, which take the same time for any number of samples: with "
+        "few samples, or wide layers, they are most of it.\n"
+    )
+    return table([*headings, "× floor"], rows) + words
+
+
 def consolidation(subspace: dict[str, Any], tangent: dict[str, Any]) -> str:
     """Factored projections, consolidation and Gram matrices on a CPU."""
     factored, summary = subspace["factored"], subspace["consolidation"]
@@ -235,7 +259,11 @@ SECTIONS = (
     ("Growth", ["subspace"], growth),
 )
 # What not everyone measures who measures the rest.
-WHERE_MEASURED = (("What a guard costs on one GPU", ["guard-cuda"], guard),)
+WHERE_MEASURED = (
+    ("What a guard costs on one GPU", ["guard-cuda"], guard),
+    ("What the end of a task costs", ["end-task-cpu"], end_task),
+    ("What the end of a task costs on one GPU", ["end-task-cuda"], end_task),
+)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Four methods of one's own: GPM, DER++, LwF and SI, each as its paper has it.
+"""Four methods of one's own: OWM, DER++, LwF and SI, each as its paper has it.
 
 They run wherever a built-in method does:
 
-    forgetless compare rotated-digits --methods sgd,examples/own_methods.py:GPM
+    forgetless compare rotated-digits --methods sgd,examples/own_methods.py:OWM
 
-or, in Python, `fit(tasks, GPM())` and `Guard(model, optimizer, GPM())`. docs/methods.md explains
+or, in Python, `fit(tasks, OWM())` and `Guard(model, optimizer, OWM())`. docs/methods.md explains
 the interface.
 """
 
@@ -20,25 +20,25 @@ from forgetless.methods import FinishedTask, choose, option
 
 
 @dataclass(frozen=True)
-class GPM(Method[dict[str, Tensor]]):
-    """Gradient projection memory (Saha, Garg and Roy 2021): G ← G − G M Mᵀ for each layer's weight.
+class OWM(Method[dict[str, Tensor]]):
+    """Orthogonal weights modification (Zeng et al. 2019): G ← G P for each layer's weight.
 
-    M's orthonormal columns span the layer's inputs on earlier tasks, up to a share of their energy.
-    Seeds whose bases differ in size are filled up with zeros, which project nothing.
+    With the rows of X a layer's inputs on all earlier tasks, P = α (Xᵀ X + α I)⁻¹. It is stored
+    alone: with more inputs x it becomes P − P xᵀ (x P xᵀ + α I)⁻¹ x P.
 
     Arguments:
-        threshold: share of the inputs' squared length that M explains.
+        alpha: α. Directions in which the inputs' squared length is far below it stay free.
         samples: samples of each task whose inputs are looked at.
     """
 
-    name = "gpm"
-    label = "GPM"
-    summary = "gradient projection memory: steps orthogonal to the inputs of each layer"
+    name = "owm"
+    label = "OWM"
+    summary = "orthogonal weights modification: steps along few of the inputs of each layer"
     acts_on = "update"
     needs_model = False
     idle_before_first_task = True
     recordable = True
-    threshold: float = option(0.95, "Share of a layer's input energy that is protected.")
+    alpha: float = option(1.0, "Squared length of inputs that are hardly protected.")
     samples: int = option(300, "Samples of each task whose layer inputs are used.")
 
     def init(self, view: View) -> dict[str, Tensor]:
@@ -50,40 +50,22 @@ class GPM(Method[dict[str, Tensor]]):
         if not state:
             return g, state
         parts = view.layout.split(g)
-        for name, basis in state.items():
-            matrix = parts[name].flatten(2)  # (S, out, d)
-            projected = matrix - matrix @ basis @ basis.mT
-            parts[name] = projected.view_as(parts[name])
+        for name, p in state.items():
+            parts[name] = (parts[name].flatten(2) @ p).view_as(parts[name])
         return view.layout.join(parts), state
 
     def consolidate(
         self, state: dict[str, Tensor], view: View, task: FinishedTask
     ) -> dict[str, Tensor]:
         inputs = view.layer_inputs(task.draw(self.samples))
-        return {
-            name: _stacked([self._extended(state.get(name), x, s) for s, x in enumerate(rows)])
-            for name, rows in inputs.items()
-            if name in view.layout.shapes
-        }
+        return state | {name: self._without(state.get(name), x) for name, x in inputs.items()}
 
-    def _extended(self, bases: Tensor | None, inputs: Tensor, seed: int) -> Tensor:
-        """One seed's basis (d, k), with what these inputs (N, d) add to it."""
-        old = inputs.new_zeros(inputs.shape[1], 0) if bases is None else bases[seed]
-        old = old[:, old.any(0)]
-        rest = inputs - inputs @ old @ old.T
-        total = inputs.square().sum()
-        _, sizes, v = torch.linalg.svd(rest, full_matrices=False)
-        explained = (total - rest.square().sum() + sizes.square().cumsum(0)) / total
-        count = int((explained < self.threshold).sum()) + 1
-        if (total - rest.square().sum()) / total >= self.threshold:
-            count = 0
-        basis, _ = torch.linalg.qr(torch.cat([old, v[:count].T], 1))
-        return basis
-
-
-def _stacked(bases: list[Tensor]) -> Tensor:
-    widest = max(basis.shape[1] for basis in bases)
-    return torch.stack([torch.nn.functional.pad(b, (0, widest - b.shape[1])) for b in bases])
+    def _without(self, p: Tensor | None, x: Tensor) -> Tensor:
+        """P (S, d, d) with more inputs, (S, N, d)."""
+        if p is None:
+            p = torch.eye(x.shape[2]).to(x).expand(len(x), -1, -1)
+        inside = x @ p @ x.mT + self.alpha * torch.eye(x.shape[1]).to(x)
+        return p - p @ x.mT @ torch.linalg.solve(inside, x @ p)
 
 
 @dataclass(frozen=True)

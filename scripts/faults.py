@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "faults"
 sys.path.insert(0, str(ROOT))
 
-from tests.faults.server import killed_runs  # noqa: E402
+from tests.faults.server import METHODS, killed_runs  # noqa: E402
 from tests.launch.engines.kills import killed_nodes, killed_workers  # noqa: E402
 
 # Kind of fault → the tests that inject it, one fault per test.
@@ -91,7 +91,7 @@ def inject(kills: int) -> dict[str, Any]:
             plugins=[count],
         )  # fmt: skip
         killed = coming.result()
-    moment = "SIGKILL at a random moment, all eight methods"
+    moment = f"SIGKILL at a random moment, all {len(METHODS)} methods"
     kinds = {
         moment: {
             "injected": killed["killed"],

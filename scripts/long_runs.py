@@ -82,7 +82,7 @@ def predicted_bytes(method: str, tasks: int, size: int, inputs: int) -> int:
 
 def drift(trace: Trace) -> float | None:
     """Max |V Vᵀ − I| of the stored directions, None for methods without."""
-    directions = trace.memory(0).get("directions")
+    directions = trace.state(0).get("directions")
     if directions is None:
         return None
     rows = directions.double()
@@ -113,7 +113,7 @@ def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
     size = sum(p.numel() for p in model().parameters())
     first = digits.task(0, [0])
     inputs = first.train.inputs[0].numel()
-    kept = sum(t.nbytes for t in trace.memory(0).values())
+    kept = sum(t.nbytes for t in trace.state(0).values())
     predicted = predicted_bytes(name, tasks, size, inputs)
     warm = max(1, int(WARM_UP * tasks))
     # All test sets remain in memory: each task is evaluated after every later one.
@@ -132,7 +132,7 @@ def learn(name: str, tasks: int, where: str) -> dict[str, Any]:
         "parameters": size,
         "stored_bytes": kept if name != "joint" else None,
         "predicted_bytes": predicted,
-        "directions": len(trace.memory(0)["directions"]) if "directions" in trace.memory(0) else 0,
+        "directions": len(trace.state(0)["directions"]) if "directions" in trace.state(0) else 0,
         "drift": drift(trace),
         "resident_growth_bytes": growth,
         "accounted_bytes": state_growth + tests,

@@ -22,6 +22,14 @@ def test_of_a_floor_of_two_passes_one_is_told_too():
         assert words in text
 
 
+def test_the_end_of_a_task_is_told_with_and_without_eigenvectors():
+    case = {"model": "m", "samples": 3000, "end_task_s": 1.25, "times_pass": [4.0, 5.0, 9.0]}
+    case |= {"without_eigh_times_pass": [2.0, 2.5, 3.0], "times_floor": [1.0, 1.5, 2.0]}
+    of = {"device": "cpu", "threads": 1, "versions": {"torch": "2"}, "cases": [case]}
+    row = "| m, 3,000 samples | 1.25 | 5.00 (4.00 to 9.00) | 2.50 (2.00 to 3.00) | 1.50 (1.00 to "
+    assert row in tables.end_task(of)
+
+
 def test_a_floor_has_the_rate_of_the_precision_that_is_computed_in(tangent):
     slow, fast = {"torch.float64": 1.0, "torch.float32": 2.0}, {"torch.float32": 2.0}
     gram, top = tangent.floors(30, slow)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from forgetless import Method
 from forgetless.launch.config import setting_fields
+from forgetless.methods import View
 from forgetless.support.options import flag
 from tests.test_layers import ROOMS
 
@@ -73,6 +75,22 @@ def test_a_method_fits_in_forty_lines():
     method = replay[replay.index("@dataclass") : replay.index("tasks = ")]
     assert "class Replay" in method
     assert len(method.splitlines()) < 40
+
+
+@pytest.mark.parametrize(
+    ("heading", "interface", "apart"),
+    [
+        ("The view", View, set()),
+        ("What a method declares", Method, {"init", "update", "consolidate"}),
+    ],
+)
+def test_a_table_has_all_members_of_an_interface(heading, interface, apart):
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    table = text.split(f"### {heading}\n")[1].split("|\n\n")[0]
+    cells = " ".join(re.findall(r"^\| (`.*?) \|", table, re.M))
+    members = {*vars(interface), *vars(interface).get("__annotations__", {})}
+    public = {name for name in members if not name.startswith("_")}
+    assert set(re.findall(r"`(\w+)[`(]", cells)) == public - apart
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

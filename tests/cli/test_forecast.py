@@ -210,11 +210,17 @@ def test_other_methods_and_ones_own(trained, tmp_path, capsys):
     assert "--set must be an option of --method" in err
 
 
-def test_a_run_with_another_optimizer_asks_for_the_learning_rate_of_sgd(tmp_path, capsys):
-    run = ["run", "rotated-digits", "--method", "sgd", *QUICK, "--optimizer", "adam", "--json"]
-    assert forgetless([*run, "--out", tmp_path / "run"], capsys)[0] == 0
+@pytest.mark.parametrize(
+    ("name", "value"), [("optimizer", "adam"), ("schedule", "cosine"), ("augmentation", "crop")]
+)
+def test_a_run_of_other_training_asks_for_the_learning_rate_of_sgd(name, value, tmp_path, capsys):
+    run = ["run", "rotated-digits", "--method", "sgd", *QUICK, f"--{name}", value, "--json"]
+    model = ["--model", "lenet"] if name == "augmentation" else []
+    assert forgetless([*run, *model, "--out", tmp_path / "run"], capsys)[0] == 0
     command = ["forecast", tmp_path / "run", "--components", "", "--json"]
     status, _, err = forgetless(command, capsys)
     assert status == 2
     assert "choose the learning rate of SGD with --lr" in err
-    assert forgetless([*command, "--lr", "0.01"], capsys)[0] == 0
+    status, _, err = forgetless([*command, "--lr", "0.01"], capsys)
+    assert status == 0
+    assert f"the run was trained with {name} {value}\n" in err

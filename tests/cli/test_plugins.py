@@ -364,7 +364,7 @@ def test_several_heads_are_named_on_the_command_line(folder, capsys):
 def test_four_methods_outside_the_package_are_the_same_in_workers_and_after_a_kill(folder, capsys):
     """In two processes, and in one that is killed and resumed: the same bit for bit."""
     file = Path(__file__).parents[2] / "examples" / "own_methods.py"
-    methods = ",".join(f"{file}:{name}" for name in ("GPM", "DERPP", "LwF", "SI"))
+    methods = ",".join(f"{file}:{name}" for name in ("OWM", "DERPP", "LwF", "SI"))
     compare = ["compare", "rotated-digits", "--methods", methods, "--set", "si-strength=0.5"]
     compare += ["--tasks", "3", "--epochs", "3", "--train-per-class", "20", "--no-analyse"]
     compare += ["--checkpoint-every", "1e-9", "--out"]
@@ -378,11 +378,11 @@ def test_four_methods_outside_the_package_are_the_same_in_workers_and_after_a_ki
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    assert load_trace(folder / "killed" / "gpm").status == "complete"
+    assert load_trace(folder / "killed" / "owm").status == "complete"
     assert not (folder / "killed" / "si").exists()
     assert forgetless([*compare, "killed"], capsys)[0] == 0
     page = (folder / "killed" / "report.html").read_text("utf-8")
-    for name in ("gpm", "der++", "lwf", "si"):
+    for name in ("owm", "der++", "lwf", "si"):
         assert_alike(folder / "killed" / name, folder / "whole" / name)
         label = load_trace(folder / "whole" / name).method
         assert label in out.lower()

@@ -81,7 +81,7 @@ def test_split_tasks_may_share_a_head_or_let_all_classes_seen_compete():
         assert torch.equal(ours.inputs, within.inputs)
     for made in (plain, grows, shared, scenario("rotated-digits")):
         made.check()
-        assert made.settings["setting"] == made.setting
+        assert made.recipe["setting"] == made.setting
         assert made.has_heads == (made.setting == "task")
 
 
@@ -159,10 +159,10 @@ def rows(split):
 def test_validation_images_are_a_seeded_choice_among_the_training_images():
     tasks, plain = validated(0, 0)
     assert tasks.measured_on == "test"
-    assert "validation_seed" not in tasks.settings
+    assert "validation_seed" not in tasks.recipe
     held, again, other = (validated(5, seed)[1] for seed in (0, 0, 1))
     assert validated(5, 0)[0].measured_on == "validation"
-    assert validated(5, 3)[0].settings["validation_seed"] == 3
+    assert validated(5, 3)[0].recipe["validation_seed"] == 3
     assert torch.bincount(held.test.labels).tolist() == [5] * 10
     assert torch.bincount(held.train.labels).tolist() == [15] * 10
     assert not rows(held.train) & rows(held.test)
@@ -213,5 +213,5 @@ def test_a_scenario_in_a_file_stays_as_it_is(tmp_path):
     found = build_scenario(f"{file}:given", ScenarioOptions())
     given = load_object(f"{file}:given", "--scenario")
     assert (found.name, given.name) == ("given", "as it was")
-    assert found.settings == {"setting": "domain", "scenario_from": "as given"}
-    assert given.settings is None
+    assert found.recipe == {"setting": "domain", "scenario_from": "as given"}
+    assert given.recipe is None

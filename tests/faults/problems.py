@@ -78,7 +78,7 @@ def assert_same(found, expected) -> None:
     for seed in expected.seeds:
         for task in range(len(expected.tasks)):
             _assert_equal(found.weights(seed, task), expected.weights(seed, task))
-        _assert_equal(found.memory(seed), expected.memory(seed))
+        _assert_equal(found.state(seed), expected.state(seed))
 
 
 def _assert_equal(found, expected) -> None:

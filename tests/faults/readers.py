@@ -21,9 +21,22 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
-from forgetless import AGEM, EWC, OGD, PCAOGD, Guard, Joint, Trace, load_trace
+from forgetless import (
+    AGEM,
+    EWC,
+    GPM,
+    OGD,
+    PCAOGD,
+    Guard,
+    Joint,
+    KFACLaplace,
+    KronOGD,
+    Trace,
+    load_trace,
+)
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
+from forgetless.guard.frameworks.base import FILE, GuardCarrier
 from forgetless.support.errors import ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
@@ -37,6 +50,7 @@ N_IMAGES = 2
 NOWHERE = Path("fuzzed")
 METHODS = {
     "ogd": OGD(3), "pca-ogd": PCAOGD(2, 8), "ewc": EWC(), "a-gem": AGEM(4, 2), "joint": Joint(4),
+    "gpm": GPM(samples=8), "kron-ogd": KronOGD(samples=8), "kfac-laplace": KFACLaplace(samples=8),
 }  # fmt: skip
 
 
@@ -302,7 +316,7 @@ def _guard_state(method: str, storage: str) -> Reader:
 
     def spoil(content: bytes, draw: random.Random) -> bytes:
         tensors = load(content)
-        texts = [n for n in tensors if n.endswith(("header", "layout", "structure"))]
+        texts = [n for n in tensors if n.endswith(("header", "layout", "structure", "names"))]
         if draw.random() < 0.5:
             return save(spoiled_tensors(tensors, draw))
         name = draw.choice(texts)
@@ -318,6 +332,19 @@ def _guard_state(method: str, storage: str) -> Reader:
     return Reader(read, sound, spoil)
 
 
+def _guard_file(folder: Path) -> Reader:
+    """The file that a callback finds next to a checkpoint."""
+    folder.mkdir()
+    carrier = GuardCarrier(METHODS["ogd"], {})
+
+    def read(content: bytes) -> object:
+        (folder / FILE).write_bytes(content)
+        carrier.load(folder)
+        return carrier.state_dict()
+
+    return Reader(read, _guard_state("ogd", "dense").sound)
+
+
 @contextmanager
 def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
     """Every reader by name, with a folder for those that read one."""
@@ -330,7 +357,8 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             f"guard state, {method}, {storage}": _guard_state(method, storage)
             for method, storage in (
                 ("ogd", "dense"), ("ogd", "factored"), ("pca-ogd", "bfloat16"), ("ewc", "dense"),
-                ("a-gem", "dense"), ("joint", "dense"),
+                ("a-gem", "dense"), ("joint", "dense"), ("gpm", "dense"), ("kron-ogd", "dense"),
+                ("kfac-laplace", "dense"),
             )
         }  # fmt: skip
         yield {
@@ -345,5 +373,6 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
                 for p in ("manifest", "progress", "memory")
             },
             **guards,
+            "guard, file of a callback": _guard_file(folder / "callback"),
             "shared storage, pointer": pointer_reader(folder / "pointer"),
         }

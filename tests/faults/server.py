@@ -23,7 +23,23 @@ import numpy as np
 import torch
 
 import forgetless
-from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, SGD, Joint, KronOGD, Training, fit
+from forgetless import (
+    AGEM,
+    EWC,
+    GEM,
+    GEMNT,
+    GPM,
+    OGD,
+    PCAOGD,
+    SGD,
+    SGP,
+    AdamNSCL,
+    Joint,
+    KFACLaplace,
+    KronOGD,
+    Training,
+    fit,
+)
 
 ROOT = Path(__file__).parents[2]
 METHODS = {
@@ -36,6 +52,10 @@ METHODS = {
     "ogd": OGD(samples=6),
     "pca-ogd": PCAOGD(components=5, samples=30),
     "kron-ogd": KronOGD(energy=0.9, samples=30),
+    "kfac-laplace": KFACLaplace(samples=30),
+    "gpm": GPM(threshold=0.8, samples=30),
+    "sgp": SGP(threshold=0.8, samples=30),
+    "adam-nscl": AdamNSCL(ratio=100.0, samples=30),
 }
 EVERY_STEP = 1e-9  # minutes between checkpoints
 SEEDS = 2

@@ -12,6 +12,8 @@ NAMES = (
     "trace, weights", "checkpoint, manifest", "checkpoint, progress", "checkpoint, memory",
     "guard state, ogd, dense", "guard state, ogd, factored", "guard state, pca-ogd, bfloat16",
     "guard state, ewc, dense", "guard state, a-gem, dense", "guard state, joint, dense",
+    "guard, file of a callback", "shared storage, pointer",
+    "guard state, gpm, dense", "guard state, kron-ogd, dense", "guard state, kfac-laplace, dense",
     "shared storage, pointer",
 )  # fmt: skip
 

@@ -34,7 +34,7 @@ def test_directions_stay_orthonormal_and_as_large_as_foretold(method, storage, m
     monkeypatch.setattr(Learner, "consolidate", consolidate)
     training = Training(lr=0.05, epochs=1, batch_size=12, storage=storage)
     trace = fit(blobs(tasks=TASKS), method, network, training=training)
-    memory = trace.memory(0)
+    memory = trace.state(0)
     if storage == "dense":
         rows = memory["directions"].double()
         assert (rows @ rows.T - torch.eye(len(rows))).abs().max() <= 1e-4

@@ -61,18 +61,18 @@ def test_a_run_keeps_as_many_samples_as_fit(together):
     assert found, chosen
     assert 1 < int(found[1]) < 18
     for seed in (0, 1):
-        assert len(trace.memory(seed)["factor"]) == int(found[1])
+        assert len(trace.state(seed)["factor"]) == int(found[1])
 
 
 def test_a_budget_chooses_for_a_run_and_a_run_that_goes_on_keeps_to_it(tmp_path, monkeypatch):
     tasks, training = blobs(tasks=3), Training(lr=0.05, epochs=1, budget="25kB")
     trace = fit(tasks, OGD(6), network, training=training, out=tmp_path / "a")
     assert trace.outcome["storage"] == "factored samples"
-    assert "features.layout" in trace.memory(0)
+    assert "features.layout" in trace.state(0)
     few = Training(lr=0.05, epochs=1, budget="5kB")
     trace = fit(tasks, PCAOGD(6, 20), network, training=few)
     assert trace.outcome["storage"] == "dense rows in bfloat16, 1 of 18 directions"
-    assert trace.memory(0)["directions"].shape[0] == 1
+    assert trace.state(0)["directions"].shape[0] == 1
     calls, plain = [0], Learner.consolidate
 
     def fail(self, *args):
@@ -88,7 +88,7 @@ def test_a_budget_chooses_for_a_run_and_a_run_that_goes_on_keeps_to_it(tmp_path,
     # There is less room now, and still the run goes on as it began.
     monkeypatch.setattr("forgetless.training.loop.budget_of", lambda *_: 6000.0)
     trace = fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
-    assert "directions" in trace.memory(0)
+    assert "directions" in trace.state(0)
 
 
 def test_methods_without_directions_need_no_budget():

@@ -35,7 +35,7 @@ def test_the_accuracy_matrix_and_the_weights(method, project, digits):
     check(method, project, TRAINING, SGD, digits)
 
 
-@pytest.mark.parametrize("name", ["pca-ogd", "ewc", "a-gem"])
+@pytest.mark.parametrize("name", ["pca-ogd", "kron-ogd", "kron-ogd, drift", "ewc", "a-gem"])
 @pytest.mark.parametrize(
     ("settings", "make"),
     [

@@ -36,7 +36,7 @@ def test_never_above_the_budget(case):
     method, storage, budget, least, lost = BUDGETS[case]
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
-    guard = Guard(model, optimizer, method, storage=storage, budget=budget)
+    guard = Guard(model, optimizer, method, storage=storage, budget=budget, drift_samples=0)
     messages = []
     for number in range(4):
         train(model, optimizer, task(number), steps=5)

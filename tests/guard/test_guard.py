@@ -8,12 +8,25 @@ import warnings
 import pytest
 import torch
 from torch import nn, optim
+from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.guard as module_under_test
-from forgetless import AGEM, EWC, OGD, PCAOGD, SGD, ConfigError, Guard, Joint
+from forgetless import AGEM, EWC, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless.methods import Method
 from tests.methods.test_all_methods import TABLE
 
-from .problems import CLASSES, exact_basis, flat, guarded, mlp, task, train, wander
+from .problems import (
+    CLASSES,
+    basis_of,
+    exact_basis,
+    flat,
+    guarded,
+    mlp,
+    seeded,
+    task,
+    train,
+    wander,
+)
 
 METHODS = {name: m for name, m in TABLE.items() if name != "a-gem, released"}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -259,6 +272,33 @@ def test_parameters_that_were_replaced_are_noticed():
     assert guard.tasks == 1
 
 
+@pytest.mark.parametrize("given", ["loader", "batches", "one batch", "inputs alone"])
+def test_what_a_pretrained_model_does_is_protected(given):
+    """Before any training: `end_task`'s directions, and steps that keep the outputs."""
+    x, y = task(0)
+    data = {
+        "loader": DataLoader(TensorDataset(x, y), batch_size=8),
+        "batches": [(x[:16], y[:16]), (x[16:], y[16:])],
+        "one batch": (x, y),
+        "inputs alone": x,
+    }[given]
+    model = mlp()
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    guard = Guard(model, optimizer, OGD(samples=30))
+    rows = exact_basis(model, x, None if given == "inputs alone" else y)
+    before = flat(model)
+    guard.protect(data)
+    assert guard.tasks == 1
+    assert len(guard.memory_report().tasks) == 1
+    train(model, optimizer, task(1))
+    step = flat(model) - before
+    assert float(step.norm()) > 1e-3
+    assert float((rows @ step).norm() / step.norm()) < 1e-5
+    guard.end_task(task(1))
+    guard.refresh(data, task(1))
+    assert guard.tasks == 2
+
+
 def test_a_seed_chooses_the_samples():
     def chosen(seed):
         _, _, guard = guarded(method=AGEM(5), seed=seed)
@@ -295,6 +335,332 @@ def test_what_is_trained_only_later_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chosen.end_task(task(0))
+
+
+def test_a_parameter_group_that_is_added_later():
+    """Protected parameters are guarded in any group, others are told of at the next step, once."""
+    model = mlp()
+    adapter = nn.Linear(CLASSES, CLASSES)
+    model.append(adapter)
+    head = [*adapter.parameters()]
+    optimizer = optim.SGD([*model[0].parameters(), *model[2].parameters()], lr=0.1)
+    guard = Guard(model, optimizer, OGD(20), params=lambda name: True)
+    every = Guard(model, optim.SGD(model.parameters(), lr=0.1), OGD(1000))
+    guard.end_task(task(0))
+    optimizer.add_param_group({"params": head})
+    with pytest.warns(UserWarning, match=r"3\.weight is trained now .* is not protected: .*adopt"):
+        train(model, optimizer, task(1))
+    guard.end_task(task(1))
+
+    every.remove()
+    optimizer = optim.SGD(head, lr=0.1)
+    every.attach(optimizer)
+    every.end_task(task(0))
+    basis = exact_basis(model, *task(0))
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.3})
+    before = flat(model)
+    train(model, optimizer, task(1))
+    delta = flat(model) - before
+    assert float(delta[:480].norm()) > 0
+    assert float((basis @ delta).norm() / delta.norm()) < 1e-5
+
+
+def test_a_new_group_for_what_is_excluded_says_nothing():
+    model = mlp()
+    optimizer = optim.SGD(model[0].parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD(20), exclude="2")
+    guard.end_task(task(0))
+    optimizer.add_param_group({"params": model[2].parameters()})
+    train(model, optimizer, task(1))
+    guard.end_task(task(1))
+
+
+NO_TASK = r"removed after 3 steps and no task is stored, so it has protected nothing.*end_task"
+
+
+def test_a_guard_that_never_stored_a_task_says_so_in_the_end():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD())
+    train(model, optimizer, task(0), steps=3)
+    for report in (guard.stats(), guard.memory_report()):
+        assert "no task is stored yet: nothing is protected" in str(report)
+    with pytest.warns(UserWarning, match=NO_TASK) as caught:
+        guard.remove()
+    assert caught[0].filename == __file__
+    guard.remove()  # once
+    with pytest.warns(UserWarning, match=NO_TASK), Guard(model, optimizer, PCAOGD()):
+        train(model, optimizer, task(0), steps=3)
+
+
+def test_what_has_not_been_in_vain_ends_in_silence():
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    Guard(model, optimizer, OGD()).remove()  # no step
+    with Guard(model, optimizer, SGD()):  # protects nothing anyway
+        train(model, optimizer, task(0), steps=3)
+
+    def broken():
+        train(model, optimizer, task(0), steps=3)
+        raise KeyError
+
+    with pytest.raises(KeyError), Guard(model, optimizer, OGD()):
+        broken()
+    with Guard(model, optimizer, OGD()) as guard:
+        train(model, optimizer, task(0), steps=3)
+        guard.end_task(task(0))
+        assert "no task" not in f"{guard.stats()}{guard.memory_report()}"
+
+
+def wider(model, classes=6):
+    """The head with more classes: its first rows are the old ones."""
+    old, new = model[2], seeded(lambda: nn.Linear(40, classes), 7)
+    with torch.no_grad():
+        new.weight[:CLASSES] = old.weight
+        new.bias[:CLASSES] = old.bias
+    model[2] = new
+    return new
+
+
+def spread_rows(rows, classes=6):
+    """Rows of the small network's features at the weights of the large one."""
+    out = torch.zeros(len(rows), 520 + classes * 41, dtype=rows.dtype)
+    out[:, : 520 + CLASSES * 40] = rows[:, : 520 + CLASSES * 40]
+    out[:, 520 + classes * 40 :][:, :CLASSES] = rows[:, 520 + CLASSES * 40 :]
+    return out
+
+
+GROWING = {
+    "ogd": (OGD(30), {}),
+    "ogd, factored": (OGD(30), {"storage": "factored"}),
+    "pca-ogd, factored": (PCAOGD(components=30), {"storage": "factored"}),
+    "pca-ogd, bfloat16": (PCAOGD(components=30), {"storage": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize("option", GROWING)
+def test_a_head_that_grows(option):
+    """Old rows are protected as before, new ones are free, and later tasks protect all of them."""
+    method, options = GROWING[option]
+    model = mlp()
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    guard = Guard(model, optimizer, method, **options)
+    train(model, optimizer, task(0), steps=5)
+    guard.end_task(task(0))
+    basis = spread_rows(exact_basis(model, *task(0)))
+    wider(model)
+    new = optim.Adam(model.parameters(), lr=1e-2)
+    with pytest.raises(ConfigError, match=r"2\.weight is another parameter.*guard\.adopt\("):
+        guard.attach(new)
+    guard.adopt(model, new)
+    x, y = task(1)
+    data = x, y + 2
+    before = flat(model)
+    train(model, new, data, steps=3)
+    delta = flat(model) - before
+    bound = 1e-2 if "bfloat16" in option else 2e-5
+    assert float((basis @ delta).norm() / delta.norm()) < bound
+    assert float(delta[520 + CLASSES * 40 : 520 + 6 * 40].norm()) > 0.1 * float(delta.norm())
+    guard.end_task(data)
+    both = torch.cat([basis, exact_basis(model, *data)])
+    before = flat(model)
+    train(model, new, task(2), steps=1)
+    delta = flat(model) - before
+    assert float((basis_of(both) @ delta).norm() / delta.norm()) < bound
+    # A guard made for the grown model can continue from it.
+    twin = copy.deepcopy(model)
+    again = Guard(twin, optim.SGD(twin.parameters(), lr=0.1), method, **options)
+    again.load_state_dict(guard.state_dict())
+    assert again.tasks == 2
+
+
+@every_method
+def test_every_method_follows_a_head_that_grows(method):
+    model, optimizer, guard = guarded(method=method)
+    wider(model)
+    new = optim.SGD(model.parameters(), lr=0.05)
+    guard.adopt(model, new)
+    x, y = task(1)
+    train(model, new, (x, y + 2), steps=3)
+    guard.end_task((x, y + 2))
+    train(model, new, task(2), steps=2)
+    assert guard.tasks == 2
+    assert hooks(optimizer) == 0
+    assert hooks(new) == 2
+
+
+def test_a_model_that_grows_before_the_first_task():
+    model = mlp()
+    guard = Guard(model, optim.SGD(model.parameters(), lr=0.1), OGD(1000), params=["0", "2"])
+    wider(model)
+    new = optim.Adam(model.parameters(), lr=1e-2)
+    guard.adopt(model, new)
+    train(model, new, task(0))
+    guard.end_task(task(0))
+    basis = exact_basis(model, *task(0))
+    before = flat(model)
+    train(model, new, task(1))
+    delta = flat(model) - before
+    assert float((basis @ delta).norm() / delta.norm()) < 2e-5
+
+
+def test_a_spring_only_on_the_old_rows():
+    model, _, guard = guarded(method=EWC(strength=1.0))
+    old = guard.state_dict()
+    wider(model)
+    guard.adopt(model, optim.SGD(model.parameters(), lr=0.05))
+    new = guard.state_dict()
+    for part in ("fisher", "anchor"):
+        want = spread_rows(old[f"memory.{part}"].unsqueeze(0))[0]
+        assert torch.equal(new[f"memory.{part}"], want)
+
+
+def test_the_same_optimizer_with_a_new_group():
+    model = mlp()
+    optimizer = optim.SGD([*model[0].parameters()], lr=0.1)
+    head = optim.SGD([*model[2].parameters()], lr=0.1)
+    guard = Guard(model, [optimizer, head], OGD(20))
+    guard.end_task(task(0))
+    optimizer.add_param_group({"params": wider(model).parameters()})
+    guard.adopt(model, optimizer)
+    train(model, optimizer, task(1))
+    assert hooks(head) == 0
+    assert guard.stats().steps == 1
+
+
+def test_a_model_with_more_layers_is_adopted():
+    model, optimizer, guard = guarded()
+    basis = exact_basis(model, *task(0))
+    model.append(nn.Linear(CLASSES, CLASSES))
+    with torch.no_grad():
+        model[3].weight.copy_(torch.eye(CLASSES))
+        model[3].bias.zero_()
+    optimizer.add_param_group({"params": model[3].parameters()})
+    guard.adopt(model, optimizer)
+    assert guard.names[4:] == ("3.weight", "3.bias")
+    before = flat(model)
+    train(model, optimizer, task(1))
+    delta = flat(model) - before
+    size = basis.shape[1]
+    assert float((basis @ delta[:size]).norm() / delta.norm()) < 1e-5
+    guard.end_task(task(1))
+    basis = exact_basis(model, *task(1))
+    before = flat(model)
+    train(model, optimizer, task(2))
+    delta = flat(model) - before
+    assert float((basis @ delta).norm() / delta.norm()) < 1e-5
+
+
+def test_models_that_cannot_be_adopted():
+    """And the guard is as before."""
+    model, optimizer, guard = guarded()
+    before = guard.state_dict()
+    narrow, broad, gone = mlp(), mlp(hidden=50), nn.Sequential(mlp()[0])
+    narrow[2] = nn.Linear(40, 3)
+    for wrong, message in (
+        (narrow, r"2\.weight had the shape \(4, 40\) and has \(3, 40\): .* more rows"),
+        (broad, r"2\.weight had the shape \(4, 40\) and has \(4, 50\)"),
+        (gone, r"no parameter 2\.weight any more.*merging an adapter.*new guard"),
+        ("net", r"model must be a torch\.nn\.Module, not str"),
+    ):
+        tensors = wrong.parameters() if isinstance(wrong, nn.Module) else model.parameters()
+        with pytest.raises(ConfigError, match=message):
+            guard.adopt(wrong, optim.SGD(tensors, lr=0.1))
+    with pytest.raises(ConfigError, match="trains none of the protected"):
+        guard.adopt(model, optim.SGD(mlp().parameters()))
+    assert all(torch.equal(guard.state_dict()[n], t) for n, t in before.items())
+    train(model, optimizer, task(1))
+    assert guard.stats().steps == 1
+
+
+def test_a_merged_adapter_is_one_clear_error():
+    model = mlp()
+    model[0].lora_A = nn.Parameter(torch.zeros(2, 12))
+    model[0].lora_B = nn.Parameter(torch.zeros(40, 2))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD(5))
+    guard.end_task(task(0))
+    del model[0].lora_A, model[0].lora_B
+    new = optim.SGD(model.parameters(), lr=0.1)
+    for call in (lambda: guard.end_task(task(1)), lambda: guard.attach(new)):
+        with pytest.raises(ConfigError, match=r"no parameter 0\.lora_A any more, .*merging"):
+            call()
+
+
+def test_rows_that_were_not_copied_are_told_of():
+    model, _, guard = guarded()
+    model[2] = seeded(lambda: nn.Linear(40, 6), 7)
+    with pytest.warns(UserWarning, match=r"2\.weight are not those of the model before") as caught:
+        guard.adopt(model, optim.SGD(model.parameters(), lr=0.1))
+    assert caught[0].filename == __file__
+
+
+class Mine(Method):
+    """Stores numbers per weight and does not say what those of new weights are."""
+
+    name = "mine"
+    acts_on = "gradient"
+
+    def init(self, view):
+        return view.theta
+
+    def update(self, g, state, view):
+        return g + (view.theta - state), state
+
+    def consolidate(self, state, view, task):
+        return view.theta
+
+
+def test_a_method_that_cannot_grow_says_so():
+    model, optimizer, guard = guarded(method=Mine())
+    wider(model)
+    with pytest.raises(ConfigError, match=r"Mine stores numbers per weight.*zero_for_new_weights"):
+        guard.adopt(model, optim.SGD(model.parameters(), lr=0.1))
+    assert hooks(optimizer) == 2
+
+
+class LowRank(nn.Module):
+    """A frozen layer and a fresh adapter, whose second factor is zero."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(2, inputs))
+        self.lora_B = nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.lora_A.T @ self.lora_B.T
+
+
+BLIND = r"0\.lora_A \(and of 1 more\) is zero on all samples .* not protected.*guard\.refresh"
+FIXED = {"ogd": OGD(40), "pca": PCAOGD(40), "kron": KronOGD(), "ewc": EWC()}
+
+
+@pytest.mark.parametrize("method", FIXED.values(), ids=FIXED)
+def test_a_fresh_adapter_is_only_half_protected(method):
+    """Its first factor has no gradient while the second is zero: not one of its rows is stored."""
+    make = lambda: nn.Sequential(LowRank(12, 40), nn.Tanh(), LowRank(40, 4))  # noqa: E731
+    model = seeded(make)
+    optimizer = optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    guard = Guard(model, optimizer, method)
+    with pytest.warns(UserWarning, match=BLIND) as caught:
+        guard.end_task(task(0))
+    assert caught[0].filename == __file__
+    train(model, optimizer, task(1), steps=3)
+    if method.keeps_directions:
+        layers = guard.stats().layers
+        assert layers["0.lora_A"] == 0 < layers["0.lora_B"]
+    guard.refresh(task(0))
+    train(model, optimizer, task(1), steps=3)
+    if method.name in ("ogd", "pca-ogd"):  # for KronOGD the gradient is too small for now
+        assert guard.stats().layers["0.lora_A"] > 0
+
+
+@pytest.mark.parametrize("method", [AGEM(20), Joint()], ids=["a-gem", "joint"])
+def test_methods_that_look_again_at_every_step_protect_a_fresh_adapter(method):
+    model = seeded(lambda: nn.Sequential(LowRank(12, 4)))
+    optimizer = optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    Guard(model, optimizer, method).end_task(task(0))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

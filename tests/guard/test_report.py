@@ -83,7 +83,8 @@ def crowded(method, **options):
 def test_no_room_to_learn_is_said_once(project):
     model, optimizer, guard = crowded(OGD(200), project=project)
     with pytest.warns(
-        UserWarning, match=r"leave no room to learn: 100\.0% of the steps is removed; store"
+        UserWarning,
+        match=r"leave no room to learn: 100\.0% of the steps is removed; set samples below 200",
     ) as caught:
         train(model, optimizer, task(1), steps=160)
     assert len(caught) == 1

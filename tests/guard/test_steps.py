@@ -394,6 +394,141 @@ def test_going_up_along_minus_the_loss_is_going_down_along_it(method, project):
     torch.testing.assert_close(weights[1], weights[0])
 
 
+def parts_of(model, *kinds):
+    """An optimizer for each layer."""
+    return [make(layer.parameters()) for make, layer in zip(kinds, (model[0], model[2]))]
+
+
+TWO = (partial(optim.SGD, lr=0.05, momentum=0.9), partial(optim.AdamW, lr=5e-3))
+
+
+@pytest.mark.parametrize("storage", ["dense", "factored"])
+def test_two_optimizers_each_of_whose_steps_is_orthogonal(storage):
+    model = mlp()
+    pair = parts_of(model, *TWO)
+    guard = Guard(model, pair, OGD(samples=5), storage=storage)
+    assert guard.names == tuple(n for n, _ in model.named_parameters())
+    few = tuple(t[:5] for t in task(0))
+    guard.end_task(few)
+    basis = exact_basis(model, *few)
+    x, y = task(1)
+
+    def step(i):
+        if i % 2 == 0:
+            for optimizer in pair:
+                optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+        pair[i % 2].step()
+
+    assert_holds(leaks(model, basis, step, count=60))
+    assert guard.stats().steps == 60
+    assert all(0 < share < 1 for share in guard.stats().layers.values())
+
+
+SPLIT = {"ewc": EWC(strength=50), "joint": Joint(batch_size=1000), "ogd, gradient": OGD(samples=20)}
+
+
+@pytest.mark.parametrize("method", SPLIT.values(), ids=SPLIT)
+def test_two_optimizers_change_each_gradient_once(method):
+    """A step of one leaves the gradients of the other: SGD in two is SGD in one if by weight."""
+    model = mlp().double()
+    pair = parts_of(model, *[partial(optim.SGD, lr=0.1)] * 2)
+    guard = Guard(model, pair, method, project="gradient")
+    x, y = task(0, dtype=torch.float64)
+    guard.end_task((x, y))
+    for optimizer in pair:
+        train(model, optimizer, task(1, dtype=torch.float64))
+    cross_entropy(model(x), y).backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    pair[0].step()
+    now = [p.grad for p in model.parameters()]
+    changed = [not torch.equal(a, b) for a, b in zip(before, now, strict=True)]
+    assert not any(changed[2:])
+    assert all(changed[:2])
+    after_first = [p.grad.clone() for p in model.parameters()]
+    pair[1].step()
+    assert torch.equal(model[0].weight.grad, after_first[0])
+    assert not torch.equal(model[2].weight.grad, after_first[2])
+
+
+def test_a_penalty_with_two_optimizers_is_that_with_one():
+    found = []
+    for split in (False, True):
+        model = mlp()
+        sgd = partial(optim.SGD, lr=0.05)
+        made = parts_of(model, sgd, sgd) if split else [sgd(model.parameters())]
+        guard = Guard(model, made, EWC(strength=20))
+        guard.end_task(task(0))
+        for number in range(5):
+            x, y = task(1 + number)
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            for optimizer in made:
+                optimizer.step()
+        found.append(flat(model))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+class Rates(EWC):
+    """Notes the learning rate of every step."""
+
+    recordable = False
+
+    def update(self, g, state, view):
+        SEEN.append(view.lr)
+        return g, state
+
+
+SEEN = []
+
+
+def test_the_learning_rate_is_the_stepping_optimizers():
+    model = mlp()
+    pair = parts_of(model, partial(optim.SGD, lr=0.3), partial(optim.SGD, lr=0.7))
+    guard = Guard(model, pair, Rates())
+    guard.end_task(task(0))
+    SEEN.clear()
+    cross_entropy(model(task(1)[0]), task(1)[1]).backward()
+    pair[1].step()
+    pair[0].step(lambda: None)
+    assert SEEN == [0.7, 0.3]
+
+
+def test_optimizers_that_share_a_parameter():
+    """Alternating updates can be projected; a gradient would be changed twice."""
+    model = mlp()
+    pair = [optim.SGD(model.parameters(), lr=0.05), optim.Adam(model[2].parameters())]
+    for method, options in ((EWC(), {}), (OGD(), {"project": "gradient"})):
+        with pytest.raises(ConfigError, match=r"two optimizers train 2\.weight, whose gradient"):
+            Guard(model, pair, method, **options)
+    guard = Guard(model, pair, OGD(samples=20))
+    guard.end_task(tuple(t[:20] for t in task(0)))
+    basis = exact_basis(model, *(t[:20] for t in task(0)))
+    step = lambda i: wander(model, pair[i % 2], i)  # noqa: E731
+    assert_holds(leaks(model, basis, step, count=40))
+
+
+def test_lists_of_optimizers_that_cannot_be():
+    model = mlp()
+    one, other = parts_of(model, *TWO)
+    guard = Guard(model, (one, other), OGD())
+    for wrong, message in (
+        ([], "a list of at least one, not an empty list"),
+        ([one, one], "different optimizers, and has one twice"),
+        ([one, "adam"], r"must be a torch\.optim\.Optimizer, not str"),
+        ([one, optim.LBFGS(model[2].parameters())], "LBFGS"),
+        ([optim.SGD(mlp().parameters())], "trains none of the protected"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            guard.attach(wrong)
+    assert guard._steps.optimizers == (one, other)  # a refused list changes nothing
+    # A head's own optimizer may be among them.
+    Guard(model, one, EWC(), exclude="2").attach([one, other])
+    needs_batch = type("Batch", (EWC,), {"needs_batch": True})()
+    with pytest.raises(ConfigError, match="batch of every step, and several optimizers"):
+        Guard(model, [one, other], needs_batch)
+
+
 @dataclass(frozen=True)
 class Spoils(Method):
     """NaN, or one infinite number, from some step on."""

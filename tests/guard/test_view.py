@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetless import OGD, ConfigError, Guard, KronOGD, Method, Training, fit
 from forgetless.guard.batches.samples import Part, StoredSamples
+from tests.methods.in_place import InPlace
 from tests.methods.test_own_methods import METHODS as OWN
 
 from .problems import INPUTS, flat, mlp, task, train
@@ -151,23 +152,6 @@ def test_an_idle_method_does_not_see_the_steps_of_its_first_task(method, monkeyp
     Guard(model, optimizer, method)
     monkeypatch.setattr(type(method), "update", None)
     train(model, optimizer, task(0), steps=3)
-
-
-@dataclass(frozen=True)
-class InPlace(Method):
-    name = "in place"
-    acts_on = "gradient"
-    needs_model = False
-
-    def init(self, view):
-        return {"sum": torch.zeros_like(view.theta)}
-
-    def update(self, g, state, view):
-        state["sum"] += g
-        return g, state
-
-    def consolidate(self, state, view, task):
-        return state
 
 
 def test_a_state_changed_in_place_is_rejected():

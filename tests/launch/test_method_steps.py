@@ -13,18 +13,23 @@ from forgetless import (
     SGD,
     ConfigError,
     Joint,
+    KronOGD,
     TensorScenario,
     Training,
     fit,
     forecast,
 )
-from forgetless.launch.method_steps import method_step
+from forgetless.launch.method_steps import method_step, projections
 from forgetless.launch.rebuild import rebuild, samples_of
+from forgetless.subspace import DENSE, DenseSubspace, KroneckerSubspace
 from tests.conftest import blobs
 
 # Whole tasks are one batch and all samples are stored: nothing depends on a random choice.
 N = 24
-METHODS = [SGD(), EWC(3.0), OGD(N), PCAOGD(2, N), AGEM(N, 2 * N), GEM(N), Joint()]
+METHODS = [
+    SGD(), EWC(3.0), OGD(N), PCAOGD(2, N), KronOGD(0.9, samples=N, outputs="class"), AGEM(N, 2 * N),
+    GEM(N), Joint(),
+]  # fmt: skip
 
 
 def model() -> nn.Module:
@@ -75,3 +80,30 @@ def test_steps_that_a_method_takes_by_the_batch_cannot_be_forecast():
     made = rebuild(trace, tasks=tasks, model=model)
     with pytest.raises(ConfigError, match="ewc needs the batch of every step"):
         method_step(made, Batches(), trace, seed=3, learned=1)
+
+
+@pytest.mark.parametrize(
+    "method", [OGD(4), PCAOGD(2, N), KronOGD(0.9), KronOGD()], ids=["ogd", "pca", "kron", "drift"]
+)
+def test_projections_are_those_with_which_the_run_trained(method):
+    """The projection after all tasks is the stored one; those before keep every step at home."""
+    tasks, _, trace = run_of(method)
+    made = rebuild(trace, tasks=tasks, model=model)
+    names = [name for name, _ in model().named_parameters()]
+    found = projections(made, method, trace, seed=3, learned=4, names=names)
+    rows = torch.randn(5, 21, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found[0](rows), rows)
+    kind = KroneckerSubspace if isinstance(method, KronOGD) else DenseSubspace
+    stored = kind.restore([trace.memory(3)], rows[:1], DENSE)
+    expected = torch.cat([stored.project_out(row) for row in rows.split(1)])
+    torch.testing.assert_close(found[3](rows), expected, rtol=0, atol=1e-9)
+    assert (found[3](rows) - rows).abs().max() > 0.1
+    for task in (1, 2):
+        weights = [trace.weights(3, t) for t in (task - 1, task)]
+        moved = torch.cat([(weights[1][n] - weights[0][n]).flatten() for n in names])[None]
+        assert moved.norm() > 1e-3
+        torch.testing.assert_close(found[task](moved), moved, rtol=0, atol=1e-9)
+        step = method_step(made, method, trace, seed=3, learned=task)
+        theta = torch.cat([weights[0][n].flatten() for n in names])
+        for row in rows:
+            torch.testing.assert_close(step(row, theta), found[task](row[None])[0])

@@ -11,11 +11,15 @@ from forgetless import (
     EWC,
     GEM,
     GEMNT,
+    GPM,
     OGD,
     PCAOGD,
     SGD,
+    SGP,
+    AdamNSCL,
     ConfigError,
     Joint,
+    KFACLaplace,
     KronOGD,
     Training,
     TrainingError,
@@ -40,6 +44,12 @@ TABLE = {
     "ogd": OGD(samples=15),
     "kron-ogd": KronOGD(energy=0.9, samples=60),
     "kron-ogd, class": KronOGD(energy=0.8, samples=60, outputs="class"),
+    "kron-ogd, drift": KronOGD(samples=60),
+    "kfac-laplace": KFACLaplace(samples=60),
+    "gpm": GPM(threshold=0.8, samples=60),
+    "gpm, growing": GPM(threshold=0.7, growth=0.05, samples=60),
+    "sgp": SGP(threshold=0.8, samples=60),
+    "adam-nscl": AdamNSCL(ratio=1000.0, samples=60),
     "pca-ogd": PCAOGD(components=15, samples=60),
     "pca-ogd, centred": PCAOGD(components=15, samples=60, centred=True),
     "pca-ogd, by share": PCAOGD(variance=0.9, samples=60),
@@ -133,7 +143,8 @@ def test_broken_gradients_are_reported_with_the_step(method, digits):
     with pytest.raises(TrainingError, match=message) as caught:
         fit(digits, method, Explodes, seeds=[7], training=TRAINING)
     remedy = f"a smaller learning rate than {TRAINING.lr:g} "
-    remedy += f"or a smaller strength than {method.strength:g} " if method.name == "ewc" else ""
+    if method.steadied_by:
+        remedy += f"or a smaller strength than {method.strength:g} "
     assert str(caught.value).endswith(f"; {remedy}may help")
 
 
@@ -146,7 +157,8 @@ def test_hyperparameters_are_frozen(method):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_built_by_name_from_options(name):
-    method = build_method(name, {"memory": 7, "samples": 50, "ewc_strength": 3.0})
+    strengths = {"ewc_strength": 3.0, "laplace_strength": 3.0}
+    method = build_method(name, {"memory": 7, "samples": 50, **strengths})
     assert method.name == name
     kept = {"ogd": "samples", "pca-ogd": "components"}.get(name, "memory")
     assert getattr(method, kept, 7) == 7
@@ -182,6 +194,14 @@ def test_built_by_name_from_options(name):
         (lambda: EWC(strength=float("inf")), "strength must be a finite number"),
         (lambda: EWC(strength="much"), "strength must be a finite number"),
         (lambda: GEM(margin=float("inf")), "margin must be a finite number"),
+        (lambda: GPM(threshold=0.0), "GPM's threshold must be a share in"),
+        (lambda: GPM(threshold=1.0), "GPM's threshold must be a share in"),
+        (lambda: GPM(growth=-0.1), "growth must be a finite number of at least 0"),
+        (lambda: GPM(samples=0), "samples must be a whole number of at least 1"),
+        (lambda: GPM(others="keep"), "freeze or train, not 'keep'"),
+        (lambda: SGP(scale=-1), "SGP's scale must be a finite number of at least 0"),
+        (lambda: AdamNSCL(ratio=0.5), "ratio must be a finite number of at least 1"),
+        (lambda: KFACLaplace(strength=-1), "strength must be a finite number of at least 0"),
         (lambda: build_method("nope", {}), "unknown method 'nope'"),
     ],
 )
@@ -205,6 +225,14 @@ def test_whole_numbers_may_be_numpys():
         ("gem-nt", {"memory"}),
         ("ogd", {"memory", "storage", "budget"}),
         ("kron-ogd", {"energy", "drift", "samples", "kron_outputs", "storage", "budget"}),
+        ("kfac-laplace", {"samples", "laplace_strength"}),
+        ("gpm", {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "storage", "budget"}),
+        (
+            "sgp",
+            {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "sgp_scale"}
+            | {"storage", "budget"},
+        ),
+        ("adam-nscl", {"samples", "without_inputs", "nscl_ratio", "storage", "budget"}),
         ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
     ],
 )
@@ -212,7 +240,8 @@ def test_settings_that_a_method_does_not_use(name, used):
     of_methods = {
         "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
         "gem_margin", "variance", "energy", "drift", "kron_outputs", "samples", "centred",
-        "storage", "budget",
+        "storage", "budget", "laplace_strength", "without_inputs", "gpm_threshold", "gpm_growth",
+        "sgp_scale", "nscl_ratio",
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())

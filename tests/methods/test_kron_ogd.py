@@ -1,11 +1,13 @@
 """The laws of KronOGD's projection, and what it protects."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from forgetless import ConfigError, DataError, Guard, KronOGD
+from forgetless.tangent import moments
 
 
 class Sequence(nn.Module):
@@ -118,6 +120,43 @@ def test_it_is_the_dense_eigendecomposition_where_the_kronecker_form_is_exact():
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("energy", [0.9, 0.99])
+def test_two_layers_and_two_tasks_against_numpy(energy):
+    """G and A from the chain rule by hand, all energies sorted, the strongest taken out."""
+    model, _, guard = guarded("perceptron", KronOGD(energy=energy, outputs="class"), tasks=2)
+    first, second = ((m.weight.detach().numpy(), m.bias.detach().numpy()) for m in model[::2])
+    sides = [[0, 0], [0, 0]]
+    for task in range(2):
+        x, y = (part.numpy() for part in data_of("perceptron", task))
+        z = x @ first[0].T + first[1]
+        ones = np.ones((len(x), 1))
+        deltas = second[0][y] * (z > 0), np.eye(3)[y]
+        inputs = np.hstack([x, ones]), np.hstack([np.maximum(z, 0), ones])
+        for side, delta, a in zip(sides, deltas, inputs, strict=True):
+            side[0] = side[0] + delta.T @ delta / len(x) / 2
+            side[1] = side[1] + a.T @ a / len(x) / 2
+    found = [[np.linalg.eigh(moment) for moment in side] for side in sides]
+    energies = [np.outer(g[0], a[0]) for g, a in found]
+    values = np.sort(np.concatenate([e.ravel() for e in energies]))[::-1]
+    assert float(guard._steps.state.basis.total()) == pytest.approx(values.sum())
+    least = values[(values.cumsum() <= energy * values.sum()).sum() - 1]
+    masks = [e >= least * (1 - 1e-9) for e in energies]
+    # Not all of some rows and columns, in at least one of the layers.
+    assert any(np.outer(m.any(1), m.any(0)).sum() > m.sum() for m in masks)
+    g = steps_like(guard, 3)
+    expected, start = [], 0
+    for (left, right), mask in zip(found, masks, strict=True):
+        rows, columns = mask.shape
+        end = start + rows * columns
+        weight = g[0, start : end - rows].view(rows, columns - 1)
+        step = torch.cat([weight, g[0, end - rows : end, None]], 1).numpy()
+        u, v = left[1], right[1]
+        kept = torch.from_numpy(step - u @ ((u.T @ step @ v) * mask) @ v.T)
+        expected += [kept[:, :-1].flatten(), kept[:, -1]]
+        start = end
+    torch.testing.assert_close(projection_of(guard)(g)[0], torch.cat(expected), atol=1e-9, rtol=0)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
 @every_model
 def test_nothing_protected_leaks_through_adam(name, optimizer):
@@ -174,11 +213,17 @@ def test_weights_that_have_not_moved_say_nothing_of_how_much_to_protect():
         assert 0.9 < guard._steps.state.kept_share() <= 0.97
 
 
-def test_what_it_stores_does_not_grow():
-    one, five = (
-        guarded("perceptron", KronOGD(), tasks=tasks)[2].memory_report().bytes for tasks in (1, 5)
-    )
-    assert one == five
+@pytest.mark.parametrize("method", [KronOGD(), KronOGD(energy=0.9)], ids=["drift", "energy"])
+def test_what_it_stores_does_not_grow(method):
+    _, _, guard = guarded("perceptron", method, tasks=15)
+    few, counted = guard._steps.state.nbytes, guard.memory_report().bytes
+    for task in range(15, 150):
+        guard.end_task(data_of("perceptron", task))
+    state = guard._steps.state
+    assert (state.nbytes, guard.memory_report().bytes) == (few, counted)
+    # The record of a task, how much it added, is two numbers; nothing else that is saved grows.
+    sizes = [t.nbytes for name, t in state.tensors(0).items() if name not in ("ranks", "shares")]
+    assert abs(sum(sizes) - few) < 1000
 
 
 def test_it_keeps_outputs_that_plain_training_moves():
@@ -202,12 +247,162 @@ def test_an_impossible_energy_is_rejected(energy):
         KronOGD(energy=energy)
 
 
-def test_gradients_that_are_not_finite_are_rejected():
-    _, _, guard = guarded("perceptron", KronOGD(), tasks=0)
+@pytest.mark.parametrize("drift", [0.0, 1.0, -1, float("nan"), "much"])
+def test_an_impossible_drift_is_rejected(drift):
+    with pytest.raises(ConfigError, match="KronOGD's drift must be"):
+        KronOGD(drift=drift)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples": 0}, "KronOGD's samples must be"),
+        ({"outputs": "some"}, "KronOGD's outputs must"),
+    ],
+)
+def test_other_impossible_settings_are_rejected(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        KronOGD(**settings)
+
+
+every_choice = pytest.mark.parametrize(
+    "method",
+    [KronOGD(), *(KronOGD(energy=0.9, outputs=outputs) for outputs in ("all", "class", "fisher"))],
+    ids=["drift", "all", "class", "fisher"],
+)
+
+
+@every_choice
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e200])
+def test_gradients_that_are_not_finite_are_rejected(method, bad):
+    """Also those whose squares are not."""
+    _, _, guard = guarded("perceptron", method, tasks=0)
     x, y = data_of("perceptron")
-    x[0, 0] = torch.nan
+    x[0, 0] = bad
     with pytest.raises(DataError, match="NaN or infinite"):
         guard.end_task((x, y))
+    assert guard.tasks == 0
+
+
+def test_outputs_that_are_not_finite_are_rejected():
+    """A linear model's gradients do not show that a weight is NaN."""
+    model = nn.Linear(5, 3).double()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), KronOGD())
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    with pytest.raises(DataError, match="outputs of samples to protect"):
+        guard.end_task(data_of("perceptron"))
+
+
+@every_choice
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_any_gradient_nothing_is_protected(method, dtype):
+    """No energy at all: steps are as they were, not all taken away."""
+
+    class Silent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.scale = nn.Linear(5, 3), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return 0 * self.scale * self.layers(x)
+
+    model = Silent().to(dtype)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), method)
+    guard.end_task(data_of("perceptron", dtype=dtype))
+    g = steps_like(guard, 0).to(dtype)
+    assert torch.equal(projection_of(guard)(g), g)
+    assert guard._steps.state.rank == 0
+
+
+@every_model
+def test_one_sample_many_times_is_one_sample(name):
+    """Singular moments, of rank one in the first layer."""
+    torch.manual_seed(0)
+    x, y = data_of(name)
+    found = []
+    for count in (1, 24):
+        torch.manual_seed(0)
+        model = MODELS[name][0]().double()
+        guard = Guard(
+            model, torch.optim.SGD(model.parameters(), lr=1), KronOGD(energy=0.99, outputs="class")
+        )
+        guard.end_task((x[:1].expand(count, *x.shape[1:]).contiguous(), y[:1].expand(count)))
+        found.append(projection_of(guard)(steps_like(guard, 1)))
+        project = projection_of(guard)
+        torch.testing.assert_close(project(found[-1]), found[-1], atol=1e-12, rtol=0)
+    torch.testing.assert_close(found[0], found[1], atol=1e-9, rtol=0)
+
+
+def test_a_layer_that_is_not_used_is_free_and_may_be_used_later():
+    class Choosing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other, self.both = nn.Linear(5, 3), nn.Linear(5, 3), False
+
+        def forward(self, x):
+            return self.one(x) + (self.other(x) if self.both else 0)
+
+    model = Choosing().double()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), KronOGD(energy=0.9))
+    guard.end_task(data_of("perceptron"))
+    g = steps_like(guard, 0)
+    assert torch.equal(projection_of(guard)(g)[:, 18:], g[:, 18:])
+    for model.both in (True, False):
+        guard.end_task(data_of("perceptron", 1))
+        kept = projection_of(guard)(g)
+        assert (kept[:, 18:] - g[:, 18:]).norm() > 0.1 * g[:, 18:].norm()
+        torch.testing.assert_close(projection_of(guard)(kept), kept, atol=1e-12, rtol=0)
+
+
+@every_choice
+def test_a_parameter_that_is_a_single_number_is_protected(method):
+    """Such as a learned temperature."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(5, 3), nn.Parameter(torch.tensor(0.1))
+
+        def forward(self, x):
+            return self.scale * self.layer(x)
+
+    torch.manual_seed(0)
+    model = Scaled().double()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), method)
+    for task in range(2):
+        guard.end_task(data_of("perceptron", task))
+    assert guard._steps.state.basis.squares["scale"].shape == (1,)
+    project, g = projection_of(guard), steps_like(guard, 0)
+    torch.testing.assert_close(project(project(g)), project(g), atol=1e-12, rtol=0)
+    assert "scale" in guard._steps.state._free
+    assert 0 < project(g).norm() < g.norm()
+
+
+def test_a_model_with_nothing_to_protect_is_rejected():
+    model = nn.Linear(5, 3)
+    for parameters, exclude in (([], ["weight", "bias"]), ([torch.zeros(1)], [])):
+        moving = [nn.Parameter(p) for p in parameters] or list(model.parameters())
+        with pytest.raises(ConfigError, match="there is nothing to protect"):
+            Guard(model, torch.optim.SGD(moving, lr=1), KronOGD(), exclude=exclude)
+
+
+def test_more_outputs_than_moments_can_have_are_protected_one_by_one(monkeypatch):
+    """Then each output of the layer has the inputs' eigenvectors."""
+    monkeypatch.setattr(moments, "_LARGEST", 7)
+    _, _, guard = guarded("perceptron", KronOGD(energy=0.9))
+    assert guard._steps.state.basis.outputs["0.weight"].is_standard
+    assert not guard._steps.state.basis.outputs["2.weight"].is_standard
+    project, g, h = projection_of(guard), steps_like(guard, 1), steps_like(guard, 2)
+    torch.testing.assert_close(project(project(g)), project(g), atol=1e-12, rtol=0)
+    torch.testing.assert_close((project(g) * h).sum(), (g * project(h)).sum())
+
+
+def test_more_inputs_than_fit_in_memory_are_rejected(monkeypatch):
+    monkeypatch.setattr(moments, "free_memory", lambda device: 500)
+    _, _, guard = guarded("perceptron", KronOGD(), tasks=0)
+    with pytest.raises(ConfigError, match=r"2\.weight has 8 inputs, whose moments .* exclude="):
+        guard.end_task(data_of("perceptron"))
     assert guard.tasks == 0
 
 
@@ -217,7 +412,8 @@ def test_one_sample_and_a_layer_without_energy_are_handled():
     with torch.no_grad():
         model[0].bias.fill_(-100)  # nothing passes: the first layer has no gradient at all
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), KronOGD())
-    guard.end_task((torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])))
+    with pytest.warns(UserWarning, match=r"0\.weight \(and of 2 more\) is zero on all samples"):
+        guard.end_task((torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])))
     g = steps_like(guard, 0)
     kept = projection_of(guard)(g)
     assert kept.isfinite().all()

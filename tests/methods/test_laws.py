@@ -174,7 +174,7 @@ def test_duplicated_samples_protect_as_much_as_single_ones():
         train = task.train.inputs.repeat(3, 1), task.train.labels.repeat(3)
         doubled.append((train, (task.test.inputs, task.test.labels)))
     trace = fit(TensorScenario(doubled), OGD(samples=18), linear_model, training=TRAINING)
-    directions = trace.memory(0)["directions"]
+    directions = trace.state(0)["directions"]
     assert len(directions) <= 12
     identity = torch.eye(len(directions), dtype=torch.float64)
     torch.testing.assert_close(directions @ directions.T, identity, atol=1e-12, rtol=0)
@@ -191,7 +191,7 @@ def test_the_directions_kept_are_those_of_numpys_svd():
         weight[y] = x
         rows.append(torch.cat([weight.flatten(), nn.functional.one_hot(y, 3).double()]))
     _, _, v = torch.linalg.svd(torch.stack(rows), full_matrices=False)
-    directions = trace.memory(0)["directions"]
+    directions = trace.state(0)["directions"]
     torch.testing.assert_close(
         (directions @ v[:3].T).abs(), torch.eye(3).double(), atol=1e-7, rtol=0
     )

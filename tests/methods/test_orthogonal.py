@@ -59,13 +59,13 @@ def run(**arguments):
 def frozen_in(trace, seed, task, count):
     """The first `count` frozen weights, after a task."""
     weights = torch.cat([w.flatten() for w in trace.weights(seed, task).values()])
-    return weights[trace.memory(seed)["indices"].long()[:count]]
+    return weights[trace.state(seed)["indices"].long()[:count]]
 
 
 def test_directions_of_ones_own_in_a_run():
     trace = run()
     for seed in (0, 1):
-        assert len(trace.memory(seed)["indices"].unique()) == 15
+        assert len(trace.state(seed)["indices"].unique()) == 15
         assert torch.equal(frozen_in(trace, seed, 2, 5), frozen_in(trace, seed, 0, 5))
         assert torch.equal(frozen_in(trace, seed, 2, 10), frozen_in(trace, seed, 1, 10))
         assert not torch.equal(frozen_in(trace, seed, 1, 15), frozen_in(trace, seed, 0, 15))
@@ -89,7 +89,7 @@ def test_directions_of_ones_own_resume_bit_for_bit(tmp_path):
 def test_directions_of_ones_own_fit_the_budget_of_a_run():
     with pytest.warns(UserWarning, match="task 3: .*12 of 15 directions kept"):
         trace = run(training={"budget": "150B"})
-    assert [len(trace.memory(seed)["indices"]) for seed in (0, 1)] == [12, 12]
+    assert [len(trace.state(seed)["indices"]) for seed in (0, 1)] == [12, 12]
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "factored", "cpu"])

@@ -26,7 +26,7 @@ def own_methods():
 
 own = own_methods()
 METHODS = {
-    "gpm": own.GPM(threshold=0.9, samples=1000),
+    "owm": own.OWM(alpha=30.0, samples=1000),
     "der++": own.DERPP(memory=20, batch_size=8, alpha=0.3, beta=0.7),
     "lwf": own.LwF(strength=0.8, temperature=2.0),
     "si": own.SI(strength=0.5, damping=0.01),
@@ -119,18 +119,19 @@ class PlainDERPP(Plain):
         return g
 
 
-class PlainGPM(Plain):
+class PlainOWM(Plain):
     def begin(self, model):
-        self.bases = {}
+        self.inputs = {}
 
     def step(self, model, x, y, g):
         parts, start = [], 0
         for name, p in model.named_parameters():
             part = g[start : start + p.numel()].view_as(p)
             start += p.numel()
-            if name in self.bases:
-                m = self.bases[name]
-                part = part - part @ m @ m.T
+            if name in self.inputs:
+                rows = torch.cat(self.inputs[name])
+                moment = rows.T @ rows + 30 * torch.eye(rows.shape[1]).double()
+                part = torch.linalg.solve(moment, 30 * part.T).T
             parts.append(part)
         return flat(parts)
 
@@ -148,16 +149,10 @@ class PlainGPM(Plain):
         for hook in hooks:
             hook.remove()
         for name, a in inputs.items():
-            old = self.bases.get(name, torch.zeros(a.shape[1], 0).double())
-            u, s, _ = torch.linalg.svd(a.T - old @ old.T @ a.T)
-            total, kept = (a**2).sum(), ((old.T @ a.T) ** 2).sum()
-            k = 0
-            while kept < 0.9 * total:
-                kept, k = kept + s[k] ** 2, k + 1
-            self.bases[name] = torch.cat([old, u[:, :k]], 1)
+            self.inputs.setdefault(name, []).append(a)
 
 
-PLAIN = {"gpm": PlainGPM, "der++": PlainDERPP, "lwf": PlainLwF, "si": PlainSI}
+PLAIN = {"owm": PlainOWM, "der++": PlainDERPP, "lwf": PlainLwF, "si": PlainSI}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=LR),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),

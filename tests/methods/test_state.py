@@ -13,12 +13,14 @@ from forgetless.methods import Samples
 from forgetless.methods.state import (
     STRUCTURE,
     check_state,
+    grown_state,
     restored_state,
     state_bytes,
     state_tensors,
     take_step,
 )
 from forgetless.subspace import DENSE, FACTORED, empty_subspace
+from forgetless.support.layout import Growth, Layout
 from tests.conftest import blobs
 
 SEEDS = 3
@@ -320,3 +322,27 @@ def test_what_a_method_stores_does_not_follow_the_weights(acts_on, optimizer):
             torch.nn.functional.cross_entropy(model(samples[0]), samples[1]).backward()
             steps.step()
         guard.end_task(samples)
+
+
+GROWTH = Growth(Layout({"w": (5,)}), Layout({"w": (7,)}))
+
+
+@dataclass(frozen=True)
+class Grows(Keeps):
+    zero_for_new_weights = True
+
+
+def test_a_state_for_a_network_that_has_grown():
+    """Numbers per weight get zeros, directions do what they can, and the rest stays."""
+    rows, theta = torch.randn(SEEDS, 2, 5).double(), torch.zeros(SEEDS, 7).double()
+    samples, other = Samples(rows, rows[..., 0].long(), None), torch.randn(SEEDS, 4)
+    counts = torch.zeros(SEEDS, 5, dtype=torch.long)  # no weights: they are real
+    state = Pair(rows, {"a": (samples, other, counts), "b": empty_subspace(THETA, DENSE)})
+    grown = grown_state(Grows(), state, GROWTH, theta)
+    assert torch.equal(grown.first[..., :5], rows)
+    assert not grown.first[..., 5:].any()
+    assert grown.second["a"] == (samples, other, counts)
+    assert grown.second["b"].rows.shape == (SEEDS, 0, 7)
+    with pytest.raises(ConfigError, match=r"Keeps stores numbers per weight.*zero_for_new_weights"):
+        grown_state(Keeps(), state, GROWTH, theta)
+    assert grown_state(Keeps(), (samples, other), GROWTH, theta) == (samples, other)

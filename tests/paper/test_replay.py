@@ -28,7 +28,7 @@ def test_a_replay_remembers_what_the_run_remembered(tiny, workshop, method):
         replay.at(task)
         replay.remember(task)
     for seed, rows in zip(trace.seeds, replay.directions(), strict=True):
-        kept = trace.memory(seed)["directions"]
+        kept = trace.state(seed)["directions"]
         # The same subspace: each projects the other onto itself.
         torch.testing.assert_close(kept @ rows.T @ rows, kept, atol=1e-4, rtol=0)
         assert len(kept) == len(rows)

@@ -141,7 +141,7 @@ def test_memory_is_what_the_tensors_take(tmp_path):
     method = PCAOGD(components=2, samples=10)
     kept = fit(tasks, method, training=training, out=tmp_path / "kept")
     in_memory = fit(tasks, method, training=training)
-    tensors = kept.memory(0).items()
+    tensors = kept.state(0).items()
     size = sum(t.numel() * t.element_size() for name, t in tensors if name != "structure")
     assert size > 0
     assert kept.memory_bytes(0) == in_memory.memory_bytes(0) == size
@@ -166,14 +166,12 @@ def test_a_run_that_cannot_be_read_is_left_out_and_named(tmp_path):
 
 def test_a_trace_file_that_is_a_folder_is_named(tmp_path):
     (tmp_path / "odd" / "trace.json").mkdir(parents=True)
-    (tmp_path / "loop").mkdir()
-    (tmp_path / "loop" / "trace.json").symlink_to("trace.json")
     with pytest.raises(TraceError, match=r"odd/trace\.json is not a file"):
         find_traces([tmp_path])
     trace().save(tmp_path / "good")
     found, broken = find_traces([tmp_path, tmp_path / "odd"])
     assert [t.method for t in found] == ["sgd"]
-    assert broken == [f"{tmp_path}/{name}/trace.json is not a file" for name in ("loop", "odd")]
+    assert broken == [f"{tmp_path}/odd/trace.json is not a file"]
 
 
 def test_a_trace_file_stands_for_its_folder(tmp_path, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forgetless.methods import METHODS
-from forgetless.report.palette import DARK, LIGHT, colour, dash, marker, places
+from forgetless.report.palette import DARK, LIGHT, colour, dash, marker, places, symbol
 
 # What is left of linear RGB without one kind of cone (Machado, Oliveira and Fernandes, 2009).
 VISION = {
@@ -60,9 +60,8 @@ def test_any_two_colours_differ_for_every_reader(colours, paper, vision):
 
 
 def test_a_method_has_its_colour_in_any_company():
-    assert len(LIGHT) == len(DARK)
-    methods = list(METHODS)[: len(LIGHT)]
-    assert places(methods) == list(range(len(LIGHT)))
+    assert len(METHODS) <= len(LIGHT) == len(DARK)
+    assert places(list(METHODS)) == list(range(len(METHODS)))
     assert places(["pca-ogd", "sgd"]) == [list(METHODS).index("pca-ogd"), 0]
 
 
@@ -75,6 +74,7 @@ def test_other_settings_and_other_methods_have_the_colours_of_absent_ones():
 
 
 def test_many_entries_are_told_apart_by_dashes():
-    found = places(["own"] * 20)
-    assert len({(colour(place), dash(place)) for place in found}) == 20
-    assert len({marker(place) for place in found[:8]}) == 8
+    found = places(["own"] * 3 * len(LIGHT))
+    assert len({(colour(place), dash(place)) for place in found}) == len(found)
+    for shape in (marker, symbol):
+        assert len({shape(place) for place in found[: len(LIGHT)]}) == len(LIGHT)

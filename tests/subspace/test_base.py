@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 import forgetless
-from forgetless import OGD, ConfigError
+from forgetless import OGD, PCAOGD, ConfigError, Guard, KronOGD
 from forgetless.subspace import (
     DENSE,
     FACTORED,
@@ -23,6 +23,7 @@ from forgetless.subspace import (
     empty_subspace,
 )
 from forgetless.support.errors import DataError
+from forgetless.support.layout import Growth, Layout
 from forgetless.tangent import Batch, features_of, tangent_features
 from forgetless.training.models import MLP, LeNet
 
@@ -470,3 +471,69 @@ def test_directions_of_ones_own_fit_a_budget_and_are_restored():
     assert str(axes) == "Axes"
     with pytest.raises(ConfigError, match="Axes has no `restricted`"):
         Directions.restricted(axes, [slice(0, 3)])
+
+
+class Mixed(nn.Module):
+    """A layer of every kind of gradient: one-hot, rows, patches with and without groups, outer."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(9, 4)
+        self.norm = nn.LayerNorm(4)
+        self.grouped = nn.Conv1d(4, 6, 2, groups=2)
+        self.mix = nn.Conv1d(6, 2, 2)
+        self.head = nn.Linear(6, 3)
+        self.idle = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x):
+        x = torch.tanh(self.grouped(self.norm(self.tokens(x)).mT))
+        return self.scale * self.head(torch.tanh(self.mix(x)).flatten(1))
+
+
+MORE = {"tokens.weight": 2, "grouped.weight": 2, "mix.weight": 1, "mix.bias": 1,
+        "head.weight": 3, "head.bias": 3, "idle.weight": 4, "norm.bias": 1}  # fmt: skip
+KINDS = {
+    "rows": (OGD(30), {}),
+    "rows in bfloat16": (PCAOGD(9), {"storage": "bfloat16"}),
+    "factors": (OGD(30), {"storage": "factored"}),
+    "factored combinations": (PCAOGD(9), {"storage": "factored"}),
+    "eigenbasis": (KronOGD(samples=30), {}),
+    "a share of it": (KronOGD(energy=0.7, samples=30), {}),
+    "a cut one": (KronOGD(energy=0.9, samples=30), {"budget": 1600}),
+}
+
+
+@pytest.mark.usefixtures("_lighter_or_all_factors")
+@pytest.mark.filterwarnings("ignore:task 1")  # what the budget costs
+@pytest.mark.parametrize("kind", KINDS)
+def test_directions_of_a_network_that_has_grown(kind):
+    """P' [g, n] = [P g, n] for vectors g of the old weights and n of the new ones."""
+    method, options = KINDS[kind]
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = Mixed().double()
+        x, y = torch.randint(9, (30, 5)), torch.randint(3, (30,))
+        guard = Guard(model, torch.optim.SGD(model.parameters()), method, **options)
+        guard.end_task((x, y))
+        old = guard._steps.state
+        layout = guard._parameters.layout
+        shapes = {n: (s[0] + MORE.get(n, 0), *s[1:]) if s else s for n, s in layout.shapes.items()}
+        growth = Growth(layout, Layout({"first": (2, 2), **shapes, "last": ()}))
+        theta = torch.randn(1, growth.new.size, dtype=torch.float64)
+        g = torch.randn(1, layout.size, dtype=torch.float64)
+        noise = growth.spread(torch.zeros_like(g), theta)
+    new = old.grown(growth, theta)
+    expected = growth.padded(old.project_out(g)) + noise
+    assert not torch.allclose(old.project_out(g), g)
+    torch.testing.assert_close(new.project_out(growth.padded(g) + noise), expected)
+    again = new.restore([new.tensors(0)], theta, new.storage)
+    torch.testing.assert_close(again.project_out(growth.padded(g) + noise), expected)
+    assert (new.rank, new.record) == (old.rank, old.record)
+    assert new.kept_share() == pytest.approx(old.kept_share(), rel=1e-9)
+
+
+def test_directions_that_cannot_grow_say_so():
+    growth = Growth(Layout({"w": (2,)}), Layout({"w": (3,)}))
+    with pytest.raises(ConfigError, match=r"Axes has no `grown`.* more rows"):
+        Axes(torch.zeros(1, 1, dtype=torch.long), Record.empty(1)).grown(growth, torch.zeros(1, 3))

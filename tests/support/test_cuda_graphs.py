@@ -141,7 +141,7 @@ def test_rows_in_main_memory_are_not_recorded():
 @needs_gpu
 @pytest.mark.parametrize("disturb", [None, moved])
 @pytest.mark.parametrize("storage", ["dense", "bfloat16", "factored"])
-@pytest.mark.parametrize("method", [OGD(20), PCAOGD(10, 40), own.GPM(threshold=0.5)])
+@pytest.mark.parametrize("method", [OGD(20), PCAOGD(10, 40), own.OWM()])
 def test_a_guards_recorded_steps_are_those_from_python(method, storage, disturb):
     plain, stats, used = trained(method, 8, recorded=False, storage=storage, disturb=disturb)
     assert not used
@@ -151,7 +151,7 @@ def test_a_guards_recorded_steps_are_those_from_python(method, storage, disturb)
     assert noted == stats
 
 
-class ByStep(own.GPM):
+class ByStep(own.OWM):
     """Projects less as steps go by, which a recording would repeat."""
 
     def update(self, g, state, view):
@@ -161,8 +161,8 @@ class ByStep(own.GPM):
 
 @needs_gpu
 def test_what_changes_from_step_to_step_is_not_recorded():
-    plain, stats, _ = trained(ByStep(threshold=0.5), 8, recorded=False)
-    found, noted, used = trained(ByStep(threshold=0.5), 8, recorded=True)
+    plain, stats, _ = trained(ByStep(), 8, recorded=False)
+    found, noted, used = trained(ByStep(), 8, recorded=True)
     assert not used
     assert torch.equal(found, plain)
     assert noted == stats

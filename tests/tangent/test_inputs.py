@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, unfold
 
-from forgetless.tangent import Batch, layer_inputs
+from forgetless import ConfigError
+from forgetless.tangent import Batch, input_moments, inputs, layer_inputs
 
 from . import networks as net
 from .reference import built, integers, random
@@ -138,3 +139,111 @@ def test_subclasses_and_parts_that_do_not_run_are_left_out():
     assert inputs_of(built(lambda: nn.Sequential(net.Doubled(4, 3))), random(2, 4)) == {}
     found = inputs_of(built(lambda: net.multihead(True)), random(2, 4, net.D))
     assert list(found) == ["last.weight"]
+
+
+def moments_by_rows(model, *x):
+    """The means of outer products of the rows, with ones for biases."""
+    found = {}
+    for name, rows in inputs_of(model, *x).items():
+        if name.replace("weight", "bias") in dict(model.named_parameters()):
+            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+        found[name] = rows.T @ rows / len(rows)
+    return found
+
+
+def moments_of(model, *x, names=None):
+    names = names or [name for name, _ in model.named_parameters()]
+    return input_moments(model, values_of(model), [Batch((one,), {}) for one in x], names=names)
+
+
+NETWORKS = {
+    "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (7, 4)),
+    "no bias": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 3)), (4,)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(4, 6, 2, groups=2), nn.Conv2d(6, 2, 2)), (4, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_moments_are_those_of_the_rows_in_parts_too(name, monkeypatch):
+    make, shape = NETWORKS[name]
+    model, x = built(make), (random(40, *shape), random(3, *shape, seed=1))
+    expected = moments_by_rows(model, *x)
+    for most in (512, 7, 1):
+        monkeypatch.setattr(inputs, "_MOST", most)
+        found = moments_of(model, *x)
+        torch.testing.assert_close(found.inputs, expected, rtol=1e-10, atol=1e-12)
+        assert found.others == frozenset()
+    assert all(found.biases[w] == w.replace("weight", "bias") for w in found.biases)
+    assert set(found.biases) == {n for n in expected if len(expected[n]) > found_width(model, n)}
+
+
+def found_width(model, name):
+    return dict(model.named_parameters())[name][0].numel()
+
+
+def test_of_very_many_rows_some_stand_for_all_in_moments(monkeypatch):
+    model, x = built(lambda: nn.Sequential(nn.Conv2d(2, 3, 3))), random(64, 2, 10, 10)
+    whole = moments_of(model, x).inputs["0.weight"]
+    monkeypatch.setattr(inputs, "_AT_LEAST", 600)
+    some = moments_of(model, x).inputs["0.weight"]
+    assert not torch.equal(whole, some)
+    assert (whole - some).norm() < 0.25 * whole.norm()
+
+
+def test_what_is_used_in_another_way_is_named_and_what_is_not_used_is_not():
+    model, tokens = built(net.transformer), integers(net.V, 6, 5)
+    found = moments_of(model, tokens)
+    linear = {n for n, m in model.named_modules() if isinstance(m, nn.Linear)} - {"out"}
+    assert set(found.inputs) == {f"{name}.weight" for name in linear}
+    biases = {f"{n}.bias" for n in linear if f"{n}.bias" in dict(model.named_parameters())}
+    assert set(found.biases.values()) == biases
+    every = {name for name, _ in model.named_parameters()}
+    assert found.others == every - set(found.inputs) - biases
+    assert "tokens.weight" in found.others
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x):
+            return self.used(x)
+
+    found = moments_of(built(Branches), random(5, 4))
+    assert (set(found.inputs), found.others) == ({"used.weight"}, frozenset())
+
+
+def test_a_bias_whose_weight_is_not_wanted_and_biases_of_one_weight():
+    model, x = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))), random(6, 4)
+    found = moments_of(model, x, names=["0.bias", "1.weight"])
+    assert (set(found.inputs), found.biases, found.others) == ({"1.weight"}, {}, {"0.bias"})
+    model[1].weight = model[0].weight
+    found = moments_of(model, x)
+    assert (set(found.inputs), found.biases) == ({"0.weight"}, {})
+    assert found.others == {"0.bias", "1.bias"}
+    rows = torch.cat([x, model[0](x)]).detach()
+    torch.testing.assert_close(found.inputs["0.weight"], rows.T @ rows / 12)
+
+
+def test_moments_leave_the_network_as_it_was():
+    model = built(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
+    model.train()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    moments_of(model, random(8, 4))
+    assert model.training
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_parts_of_a_batch_that_norms_see_are_of_one_size(monkeypatch):
+    """Nine samples in parts of at most four are three and three, not four, four and one."""
+    model = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)).double()
+    monkeypatch.setattr(inputs, "_MOST", 4)
+    x = random(9, 4)
+    found = moments_of(model, x).inputs["1.weight"]
+    rows = torch.cat([nn.functional.batch_norm(p, None, None, training=True) for p in x.split(3)])
+    rows = torch.cat([rows, torch.ones(9, 1, dtype=torch.float64)], 1)
+    torch.testing.assert_close(found, rows.T @ rows / 9)
+    with pytest.raises(ConfigError, match="more than 1 value per channel"):
+        moments_of(model, x[:1])

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import unfold
 
 from forgetless import ConfigError
-from forgetless.tangent import Batch, drawn_likelihood, kronecker_moments, moments, probed
+from forgetless.tangent import Batch, drawn_likelihood, inputs, kronecker_moments, moments, probed
 from tests.tangent.reference import CLOSE, built, by_loop, integers, random
 
 
@@ -217,7 +217,7 @@ def test_of_very_many_rows_some_stand_for_all(monkeypatch):
     model = built(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten()))
     x = random(64, 2, 10, 10)
     whole = moments_of(model, x, scalar=lambda z: z.sum(1))
-    monkeypatch.setattr(moments, "_AT_LEAST", 600)
+    monkeypatch.setattr(inputs, "_AT_LEAST", 600)
     some = moments_of(model, x, scalar=lambda z: z.sum(1))
     a, b = whole.inputs["0.weight"], some.inputs["0.weight"]
     assert not torch.equal(a, b)

@@ -69,7 +69,7 @@ def test_outputs_that_do_not_depend_on_the_weights_do_not_move():
     assert tangent.push(torch.randn(4, 6), torch.ones(2)).tolist() == [[0.0] * 3] * 4
 
 
-@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize("protected", [False, True, "function"])
 def test_function_space_and_parameter_space_agree(protected):
     _, (inputs, labels) = tasks()
     tangent = TangentModel(network())
@@ -77,8 +77,9 @@ def test_function_space_and_parameter_space_agree(protected):
     basis = None
     if protected:
         basis = torch.linalg.qr(torch.randn(tangent.size, 5, dtype=torch.float64))[0].T
+    avoided = (lambda rows: rows - rows @ basis.T @ basis) if protected == "function" else basis
     changes = [
-        train(tangent, SGDRun(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), basis))
+        train(tangent, SGDRun(inputs, labels, loss, BATCHES, 0.1, max(map(len, BATCHES)), avoided))
         for train in (train_linearised, train_by_kernel)
     ]
     torch.testing.assert_close(changes[0], changes[1], atol=1e-10, rtol=1e-8)
@@ -175,6 +176,12 @@ def test_methods_of_ones_own_are_forecast_by_what_they_do_to_a_step():
     for warm_up in (True, False):
         found = forecast(model, source, target, lr=0.1, methods=methods, warm_up=warm_up, **options)
         by_rows = forecast(model, source, target, lr=0.1, basis=rows, warm_up=warm_up, **options)
+        by_function = forecast(
+            model, source, target, lr=0.1, basis=lambda g: g - g @ rows.T @ rows, warm_up=warm_up,
+            **options,
+        )  # fmt: skip
+        torch.testing.assert_close(by_function.plain.outputs, by_rows.plain.outputs)
+        assert by_function.trust == pytest.approx(by_rows.trust)
         halved = forecast(model, source, target, lr=0.05, warm_up=warm_up, **options)
         assert list(found.summary()["methods"]) == list(methods)
         for name, expected in (
@@ -206,7 +213,7 @@ def test_no_more_directions_are_reported_than_there_were():
     (inputs, labels), target = tasks()
     few = inputs[:4], labels[:4]
     told = []
-    result = forecast(network(), few, target, lr=0.1, components=(2, 100), observer=told.append)
+    result = forecast(network(), few, target, lr=0.1, components=(2, 100), on_stage=told.append)
     assert [o.components for o in result.protected] == [2, 4]
     assert "the same with 4 directions protected" in told
 
@@ -373,6 +380,8 @@ def test_regression_with_a_loss_of_ones_own():
         ({"basis": torch.full((1, 83), torch.nan)}, "basis must be orthonormal rows.*off by nan"),
         ({"basis": [[0.0] * 83]}, "basis must be a tensor of orthonormal rows.*not 'list'"),
         ({"basis": torch.eye(83).long()}, "basis must be a tensor of.*not torch.int64"),
+        ({"basis": lambda rows: 2 * rows}, "basis must be an orthogonal projection"),
+        ({"basis": lambda rows: rows, "components": 2}, "components must be none where basis"),
         ({"source_classes": range(9)}, "source_classes must be within the model's 3 outputs"),
         ({"source": (torch.zeros(0, 6), torch.zeros(0).long())}, "the source has no samples"),
         ({"source": torch.zeros(3, 6)}, "source must be a pair"),
@@ -401,6 +410,19 @@ def test_bad_input_is_one_clear_error(change, message):
     arguments = {"model": network(), "source": source, "target": target, "lr": 0.1} | change
     with pytest.raises((ConfigError, DataError), match=message):
         forecast(**arguments)
+
+
+class Reluctant(nn.Linear):
+    """A layer whose error has no message."""
+
+    def forward(self, inputs):
+        raise ValueError
+
+
+def test_an_error_without_a_message_is_named_by_its_kind():
+    source, target = tasks()
+    with pytest.raises(ConfigError, match=r"the source, of shape .*: ValueError"):
+        forecast(Reluctant(6, 3), source, target, lr=0.1)
 
 
 @pytest.mark.parametrize(("m", "size"), [(300, 32), (40, 32), (30, 32), (100, 100)])

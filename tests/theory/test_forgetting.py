@@ -5,7 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from forgetless import ConfigError
 from forgetless.linalg import orthonormalize
 from forgetless.tangent import tangent_features
 from forgetless.theory import (
@@ -361,3 +363,99 @@ def test_a_projection_of_ones_own(kind):
         bound = bounds(own, s, t)
         assert delta <= bound.tight * (1 + 1e-9)
         assert bound.tight <= bound.valid * (1 + 1e-9)
+
+
+def given_projections(p: int, tasks: int, seed: int) -> list[Tensor]:
+    """Matrices T that have nothing to do with each other or with the features, but I at first."""
+    g = generator(seed)
+    found = [torch.eye(p, dtype=torch.float64)]
+    for _ in range(tasks - 1):
+        q = torch.linalg.qr(torch.randn(p, p // 2, generator=g, dtype=torch.float64))[0]
+        found.append(torch.eye(p, dtype=torch.float64) - q @ q.T)
+    return found
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_any_orthogonal_projections_forget_what_is_predicted(kind, weight_decay):
+    """δ against ridge regression on φ T with p × p matrices, by `lstsq`."""
+    tasks = network_tasks(kind)
+    p = tasks[0].features.shape[1]
+    matrices = given_projections(p, len(tasks), 3)
+    method = [lambda rows, t=t: rows @ t for t in matrices]
+    learned = learn(tasks, method, weight_decay=weight_decay)
+    weights, after = np.zeros(p), []
+    for task, t in zip(tasks, matrices, strict=True):
+        phi, t = task.features.numpy(), t.numpy()
+        residual = task.targets.numpy() - task.outputs.numpy() - phi @ weights
+        stacked = np.concatenate([phi @ t, np.sqrt(weight_decay) * np.eye(p)])
+        weights = weights + t @ np.linalg.lstsq(stacked, np.pad(residual, (0, p)), rcond=1e-9)[0]
+        after.append(weights)
+    trained = learn(tasks, method, weight_decay=0.3, solver=Descent()) if weight_decay else None
+    for s, k in pairs(len(tasks)):
+        expected = tasks[s].features.numpy() @ (after[k] - after[s])
+        parts = decompose(learned, s, k)
+        np.testing.assert_allclose(parts.drift, expected, rtol=0, atol=1e-8)
+        o = parts.contributions[-1].overlap
+        v, w = (learned.factors[j].v for j in (s, k))
+        torch.testing.assert_close(o, v @ matrices[k] @ w.T, rtol=0, atol=1e-10)
+        bound = bounds(learned, s, k)
+        assert 0 < parts.total <= min(bound.tight, bound.unprotected) * (1 + 1e-9)
+        assert bound.tight <= bound.valid * (1 + 1e-9)
+        if trained is not None:
+            np.testing.assert_allclose(trained.drift(s, k), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_methods_own_projections_can_be_given(method):
+    tasks = network_tasks("mlp")
+    own = learn(tasks, method, weight_decay=0.1)
+    matrices = [dense_projection(b) for b in own.bases]
+    as_functions = [lambda rows, t=t: rows @ t for t in matrices]
+    for given_ones in (as_functions, own.bases):
+        again = learn(tasks, given_ones, weight_decay=0.1)
+        for s, k in pairs(len(tasks)):
+            one, other = decompose(own, s, k), decompose(again, s, k)
+            torch.testing.assert_close(one.drift, other.drift, rtol=0, atol=1e-9)
+            a, b = bounds(own, s, k), bounds(again, s, k)
+            assert a.unprotected == pytest.approx(b.unprotected)
+            assert a.tight == pytest.approx(b.tight)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_what_is_unprotected_bounds_what_is_forgotten(method):
+    for seed in range(5):
+        learned = learn(random_tasks(seed, (6, 5, 7, 5), 30), method, weight_decay=0.1 * seed)
+        for s, k in pairs(4):
+            total = decompose(learned, s, k).total
+            assert total <= bounds(learned, s, k).unprotected * (1 + 1e-9)
+
+
+def test_the_bound_by_what_is_unprotected_is_reached():
+    """One parameter of two is protected, the other moves by 3: both outputs move by 3 · 2."""
+    one = LinearTask(torch.tensor([[2.0, 1.0]]), torch.zeros(1), torch.zeros(1))
+    two = LinearTask(torch.tensor([[1.0, 5.0]]), torch.full((1,), 3.0), torch.zeros(1))
+    keep = torch.tensor([1.0, 0.0]).double()
+    learned = learn([one, two], [lambda rows: rows, lambda rows: rows * keep])
+    assert decompose(learned, 0, 1).total == pytest.approx(36)
+    assert bounds(learned, 0, 1).unprotected == pytest.approx(36)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ([lambda rows: rows], "method must be one for each of 2 tasks, not .1 projections"),
+        (
+            [lambda rows: rows, lambda rows: rows / 2],
+            r"method\[1\] must be an orthogonal projection",
+        ),
+        (
+            [lambda rows: rows, lambda rows: rows[:, [0, 0, *range(2, 9)]]],  # T² = T alone
+            r"method\[1\] must be an orthogonal projection",
+        ),
+        ([lambda rows: rows, lambda rows: rows[:, :3]], r"method\[1\] must be of shape"),
+    ],
+)
+def test_what_is_no_orthogonal_projection_is_rejected(method, message):
+    with pytest.raises(ConfigError, match=message):
+        learn(random_tasks(0, (5, 6), 9), method)

@@ -18,8 +18,9 @@ from forgetless.theory import (
     operator_overlap,
     overlap,
     overlap_spectrum,
+    unprotected_share,
 )
-from tests.theory.problems import METHODS, network_tasks, pairs, random_tasks
+from tests.theory.problems import METHODS, dense_projection, network_tasks, pairs, random_tasks
 
 
 def grid_of(tasks):
@@ -42,6 +43,16 @@ def test_the_operator_form_equals_the_dense_one():
         expected = overlap_spectrum(overlap(*dense, rows))
         found = overlap_spectrum(operator_overlap(*pair, rows))
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+        share = unprotected_share(pair[0], rows)
+        left = pair[0].dense() if rows is None else pair[0].dense() @ dense_projection(rows)
+        whole = pair[0].dense().square().sum()
+        assert share == pytest.approx(float(left.square().sum() / whole))
+    matrix = dense_projection(basis)
+    by_function = operator_overlap(*pair, lambda rows: rows @ matrix)
+    torch.testing.assert_close(by_function, operator_overlap(*pair, basis), atol=1e-9, rtol=0)
+    share = unprotected_share(pair[0], lambda rows: rows @ matrix)
+    assert share == pytest.approx(unprotected_share(pair[0], basis))
+    assert share < 1
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

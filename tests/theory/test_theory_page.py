@@ -1,15 +1,19 @@
 """The numbers on the page about the theory are what its Python computes."""
 
 import inspect
+import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from scripts import unprotected
 
 from forgetless import theory
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "theory.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "theory.md"
 
 
 def test_the_page_says_what_its_python_computes():
@@ -40,6 +44,33 @@ def test_the_page_says_what_its_python_computes():
     assert names["delta"] == pytest.approx(1.32, abs=0.01)
     assert theory.bounds(centred, 0, 1).printed == pytest.approx(0.95, abs=0.01)
     assert theory.bounds(gem, 0, 3).printed > theory.bounds(sgd, 0, 3).printed
+
+    frozen = names["frozen"]
+    assert theory.decompose(frozen, 0, 3).total == pytest.approx(8.68, abs=0.01)
+    assert theory.bounds(frozen, 0, 3).unprotected == pytest.approx(240, abs=1)
+    assert theory.bounds(sgd, 0, 3).unprotected == pytest.approx(200, abs=1)
+    share = theory.unprotected_share(names["features"][0], names["freezing"][1])
+    assert share == pytest.approx(0.37, abs=0.005)
+
+
+def test_the_table_is_that_of_the_recorded_results():
+    record = json.loads((ROOT / "results/theory/unprotected.json").read_text("utf-8"))
+    assert unprotected.table(record) in PAGE.read_text("utf-8")
+
+
+def test_correlations_are_of_ranks_at_each_pair():
+    """Two pairs of tasks: in one a method with twice the overlap loses most, in one least."""
+    runs = [
+        {"method": f"KronOGD {m}", "seed": 0, "source": 0, "target": pair, "lost": 1.0}
+        | {"moved": (10.0**m) * sign}
+        | dict.fromkeys(unprotected.QUANTITIES, float(m) + pair)
+        for pair, sign in ((1, 1), (2, -1))
+        for m in (1, 2, 3)
+    ]
+    assert unprotected.correlations(runs[:3])["methods"]["bound"]["moved"] == pytest.approx(1)
+    found = unprotected.correlations(runs)
+    assert found["energies"]["overlap"]["moved"] == pytest.approx(0)
+    assert math.isnan(found["all"]["overlap"]["lost"])  # it never differs
 
 
 def test_the_page_names_every_function():

@@ -42,7 +42,7 @@ def test_what_is_written_can_be_read(tmp_path):
     for seed in (2, 5):
         for task in (0, 1):
             assert set(loaded.weights(seed, task)) >= {"head.weight", "head.bias"}
-        assert loaded.memory(seed)["directions"].shape[0] == 8
+        assert loaded.state(seed)["directions"].shape[0] == 8
 
 
 def test_a_trace_in_memory_has_the_same_parts_and_can_be_saved(tmp_path):
@@ -64,7 +64,7 @@ def test_a_trace_can_move_to_another_folder(tmp_path):
     weights = moved.weights(5, 1)
     moved.save(tmp_path / "b")
     assert all(torch.equal(weights[n], w) for n, w in moved.weights(5, 1).items())
-    assert "directions" in load_trace(tmp_path / "b").memory(2)
+    assert "directions" in load_trace(tmp_path / "b").state(2)
 
 
 def test_a_trace_is_not_written_over_unless_asked(tmp_path):
@@ -94,8 +94,8 @@ def test_numpy_numbers_are_numbers(tmp_path):
 )
 def test_each_methods_memory_is_kept(method, parts, tmp_path):
     trace = trained(tmp_path / "a", method)
-    assert set(load_trace(tmp_path / "a").memory(2)) == parts | {"structure"}
-    assert set(trace.memory(2)) == parts | {"structure"}
+    assert set(load_trace(tmp_path / "a").state(2)) == parts | {"structure"}
+    assert set(trace.state(2)) == parts | {"structure"}
 
 
 def test_the_state_of_a_method_of_ones_own_can_be_restored_from_its_trace(tmp_path):
@@ -104,7 +104,7 @@ def test_the_state_of_a_method_of_ones_own_can_be_restored_from_its_trace(tmp_pa
     method = load_object(f"{path}:DERPP", "method")(memory=10)
     trained(tmp_path / "a", method)
     trace = load_trace(tmp_path / "a")
-    parts = [trace.memory(seed) for seed in trace.seeds]
+    parts = [trace.state(seed) for seed in trace.seeds]
     theta = torch.zeros(2, 5)
     state = restored_state(parts, method, theta, STORAGES["dense"], Samples.restore)
     assert state.seen == 2 * 24  # all samples of both tasks came by once
@@ -119,7 +119,7 @@ def test_keep_decides_what_is_kept(tmp_path):
     weights = trained(tmp_path / "weights", keep="weights")
     assert weights.weights(2, 0)
     with pytest.raises(TraceError, match=r"no seed-2/memory"):
-        weights.memory(2)
+        weights.state(2)
     nothing = trained(tmp_path / "nothing", keep="nothing")
     assert [p.name for p in (tmp_path / "nothing").iterdir()] == ["trace.json"]
     with pytest.raises(TraceError, match=r"no seed-2/task-01"):
@@ -195,7 +195,7 @@ def test_an_accuracy_matrix_of_the_wrong_shape_is_refused(tmp_path):
 
 def test_how_a_state_is_built_is_no_part_of_its_size(tmp_path):
     trace = trained(tmp_path / "a", SGD())
-    trace.keep_memory(2, {"directions": torch.ones(2, 3), "structure": torch.zeros(50)})
+    trace.keep_state(2, {"directions": torch.ones(2, 3), "structure": torch.zeros(50)})
     assert load_trace(tmp_path / "a").memory_bytes(2) == 24
     (tmp_path / "a" / "seed-2" / "memory.safetensors").write_bytes(b"\x00" * 5)
     assert trace.memory_bytes(2) is None

@@ -17,7 +17,6 @@ from forgetless import (
     PCAOGD,
     SGD,
     ConfigError,
-    Method,
     TensorScenario,
     Training,
     TrainingError,
@@ -25,6 +24,7 @@ from forgetless import (
     scenario,
 )
 from tests.conftest import blobs
+from tests.methods.in_place import InPlace
 
 TRAINING = Training(lr=0.05, epochs=2, batch_size=8)
 
@@ -306,7 +306,7 @@ def test_tasks_whose_features_have_no_rank():
     pair = torch.randn(1, 6), torch.tensor([0])
     tasks = TensorScenario([(pair, pair), (pair, pair)])
     trace = fit(tasks, PCAOGD(5, 5, centred=True), lambda: nn.Linear(6, 1), training=TRAINING)
-    assert trace.memory(0)["directions"].shape == (0, 7)
+    assert trace.state(0)["directions"].shape == (0, 7)
 
 
 def test_gem_that_diverges_says_so():
@@ -425,7 +425,7 @@ def test_split_cifar_for_real(real_data):
     assert torch.equal(first["convolutions.0.weight"], last["convolutions.0.weight"])
     assert torch.equal(first["body.1.running_mean"], last["body.1.running_mean"])
     assert not torch.equal(first["body.0.weight"], last["body.0.weight"])
-    assert trace.memory(0)["directions"].shape == (20, 3200 * 200 + 200 + 2 * 200)
+    assert trace.state(0)["directions"].shape == (20, 3200 * 200 + 200 + 2 * 200)
     assert trace.accuracy[0, 1, 1] > 25
 
 
@@ -446,43 +446,25 @@ def test_whole_numbers_of_numpy():
         EWC(10**400)
 
 
-@dataclass(frozen=True)
-class Counting(Method):
-    """Adds up gradients where its state lies."""
-
-    name: ClassVar[str] = "counting"
-    acts_on: ClassVar[str] = "gradient"
-
-    def init(self, view):
-        return {"sum": torch.zeros_like(view.theta)}
-
-    def update(self, g, state, view):
-        state["sum"] += g
-        return g, state
-
-    def consolidate(self, state, view, task):
-        return state
-
-
-class TrustedCounting(Counting):
+class TrustedInPlace(InPlace):
     recordable: ClassVar[bool] = True
 
 
 def test_a_state_that_is_changed_in_place_is_rejected():
-    with pytest.raises(ConfigError, match=r"Counting\.update changed its state in place"):
-        fit(blobs(), Counting(), training=TRAINING)
+    with pytest.raises(ConfigError, match=r"InPlace\.update changed its state in place"):
+        fit(blobs(), InPlace(), training=TRAINING)
 
 
 def test_a_checkpoint_notices_a_trusted_method_that_changes_its_state(tmp_path):
-    with pytest.raises(ConfigError, match=r"TrustedCounting\.update changed its state in place"):
-        fit(blobs(), TrustedCounting(), training=TRAINING, out=tmp_path, checkpoint_every=1e-9)
+    with pytest.raises(ConfigError, match=r"TrustedInPlace\.update changed its state in place"):
+        fit(blobs(), TrustedInPlace(), training=TRAINING, out=tmp_path, checkpoint_every=1e-9)
 
 
 def test_inputs_of_layers_are_rows_that_their_weights_multiply():
     found = {}
 
     @dataclass(frozen=True)
-    class Watching(Counting):
+    class Watching(InPlace):
         def update(self, g, state, view):
             return g, state
 

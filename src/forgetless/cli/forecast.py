@@ -48,7 +48,7 @@ def forecast_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="Also predict this method, such as ogd or your own, my_file.py:GPM."
+            "--method", help="Also predict this method, such as ogd or your own, my_file.py:OWM."
         ),
     ] = "",
     to_set: Set = None,
@@ -84,7 +84,7 @@ def forecast_command(
     benchmark = None if checkpoint is None else run
     rebuilt = _rebuilt(trace, benchmark, source, target, script, data)
     tasks, training = rebuilt.tasks, rebuilt.training
-    if not training.is_recordable and lr is None:
+    if not training.is_constant_sgd and lr is None:
         raise ConfigError(
             "a forecast is of plain SGD, and the run trained with another optimizer, schedule or "
             "augmentation: choose the learning rate of SGD with --lr"
@@ -114,7 +114,7 @@ def forecast_command(
             methods=methods,
             quick=quick,
             seed=number,
-            observer=status.update,
+            on_stage=status.update,
         )
     _warn_of_other_training(training)
     if as_json:
@@ -157,11 +157,13 @@ def _counts(components: str) -> list[int]:
 
 
 def _warn_of_other_training(training: Training) -> None:
-    """Warn if the run did not train by plain SGD, which a forecast is of."""
-    if not training.is_plain_sgd or training.schedule != "constant":
-        words = f"{training.optimizer}, {training.schedule}"
+    """Warn if the run did not train by plain SGD at a constant rate, which a forecast is of."""
+    if not training.is_constant_sgd:
+        names = ("optimizer", "momentum", "weight_decay", "schedule", "augmentation")
+        used = {name: getattr(training, name) for name in names}
+        others = [f"{n} {v}" for n, v in used.items() if v != getattr(Training, n)]
         warnings.warn(
-            f"the forecast is for plain SGD, and the run was trained otherwise ({words})",
+            f"the forecast is for plain SGD, and the run was trained with {', '.join(others)}",
             ForgetlessWarning,
             stacklevel=3,
         )

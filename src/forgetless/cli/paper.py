@@ -100,20 +100,20 @@ def build_command(
     if seeds is not None:
         resolve("rotated-digits", "sgd", seeds=seeds).seed_list()
         size = replace(size, seeds=seeds)
-    where, file = _places(scale, results, page)
+    results_folder, page_file = _places(scale, results, page)
     artefacts = chosen(names)
     started = time.perf_counter()
     shared = runs if runs is not None and is_shared(runs) else None
     with (
-        local_copy(shared) if shared else nullcontext(Path(runs or "runs/paper")) as folder,
-        engine_for(engine, address, jobs) as place,
-        _watcher(place.workers) as watch,
+        local_copy(shared) if shared else nullcontext(Path(runs or "runs/paper")) as runs_folder,
+        engine_for(engine, address, jobs) as trainer,
+        _watcher(trainer.workers) as watch,
     ):
-        plan = Plan(size, folder, where, data, device, train, place, shared)
+        plan = Plan(size, runs_folder, results_folder, data, device, train, trainer, shared)
         build(artefacts, plan, watch)
-        at_a_time = "one job" if place.workers == 1 else f"{place.workers} jobs"
+        at_a_time = "one job" if trainer.workers == 1 else f"{trainer.workers} jobs"
     say(f"Built in {time.perf_counter() - started:.0f} s, {at_a_time} at a time")
-    _write(where, file)
+    _write(results_folder, page_file)
 
 
 @paper_app.command("page")

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, final
 
 import numpy as np
@@ -26,13 +25,9 @@ from forgetless.report.loggers import (
     several,
 )
 from forgetless.support.errors import require
+from forgetless.trace.notebook import viridis
 from forgetless.training.settings import Observer
 
-# From low to high accuracy: anchors of the viridis scale, and a readable text colour on each.
-_COLOURS = (
-    ("#440154", "#ffffff"), ("#46327e", "#ffffff"), ("#365c8d", "#ffffff"), ("#277f8e", "#ffffff"),
-    ("#1fa187", "#000000"), ("#4ac16d", "#000000"), ("#a0da39", "#000000"), ("#fde725", "#000000"),
-)  # fmt: skip
 _CELL = 4  # characters
 
 LOGGERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Logger]] = {
@@ -98,12 +93,7 @@ class Board:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live.is_started:
             self._live.update(self._bars)
             self._live.stop()
@@ -246,5 +236,5 @@ class Board:
 def _cell(value: float) -> Text:
     if not np.isfinite(value):
         return Text(" " * _CELL)
-    paper, ink = _COLOURS[min(len(_COLOURS) - 1, int(value / 100 * len(_COLOURS)))]
+    paper, ink = viridis(value / 100)
     return Text(f"{value:3.0f} ", f"{ink} on {paper}")

@@ -12,7 +12,7 @@ from rich.console import Console
 from forgetless.cli.options import DataFolder, Script
 from forgetless.cli.progress import say
 from forgetless.launch.rebuild import FromScript, load_from_script
-from forgetless.report.analysis import Analysis, analysed, known_analysis
+from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
 from forgetless.report.comparison import Entry, compare, find_traces, run_folder
 from forgetless.report.page import headline, write_page
 from forgetless.support.errors import ForgetlessError, TraceError
@@ -122,7 +122,7 @@ def _analysis(
     tasks = given[0] if "scenario_from" in trace.config else None
     model = given[1] if "model_from" in trace.config else None
     try:
-        return analysed(trace, tasks=tasks, model=model, data=data)
+        return cached_analysis(trace, tasks=tasks, model=model, data=data)
     except ForgetlessError as error:
         failures.append(f"{entry.label} could not be analysed: {error}")
         return None

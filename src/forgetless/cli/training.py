@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -67,7 +67,7 @@ def run_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="The method against forgetting. Or your own, my_file.py:GPM."
+            "--method", help="The method against forgetting. Or your own, my_file.py:OWM."
         ),
     ],
     to_set: Set = None,
@@ -112,7 +112,7 @@ def compare_command(
             "--methods",
             "--method",
             metavar="NAMES",
-            help="Methods, comma-separated or repeated. Or your own, my_file.py:GPM.  "
+            help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.  "
             f"[default: {_METHODS}]",
         ),
     ] = None,
@@ -133,54 +133,61 @@ def compare_command(
     settings: dict[str, Any],
 ) -> None:
     """Train several methods on the tasks of SCENARIO and show the results side by side."""
-    listed = ",".join(methods or [_METHODS])
-    chosen_methods = [name.strip() for name in listed.split(",") if name.strip()]
-    own = values_to_set(to_set or [], chosen_methods)
-    configs = [resolve(scenario, name, own[name], **settings) for name in chosen_methods]
-    parts = {config.method_name: config for config in configs}
-    distinct = bool(parts) and len(parts) == len(configs)
-    require(distinct, "--methods", listed, "one or more different methods, comma-separated")
+    parts = _chosen_runs(scenario, ",".join(methods or [_METHODS]), to_set, settings)
     _check(parts, settings, keep, checkpoint_every, log)
     started = time.perf_counter()
     shared = out.rstrip("/") if out is not None and is_shared(out) else None
-    with ExitStack() as stack:
-        where = stack.enter_context(local_copy(shared)) if shared else Path(out) if out else None
-        if shared and where and not overwrite:
-            for part in parts:
-                download_state(f"{shared}/{part}", where / part)
-        options = {"overwrite": overwrite, "resume": resume}
-        folder, states = stack.enter_context(
-            output_folder(where, f"{short_name(scenario)}-compare", parts, **options)
-        )
-        chosen = stack.enter_context(engine_for(engine, address, jobs))
+    name = f"{short_name(scenario)}-compare"
+    with (
+        _opened(out, shared, name, parts, overwrite=overwrite, resume=resume) as (folder, states),
+        engine_for(engine, address, jobs) as trainer,
+    ):
         orders = _orders(parts, folder, data, keep, checkpoint_every, states, shared)
         if engine == "local":  # elsewhere the data may be where the workers are
             check_names([c for part, c in parts.items() if states[part].kind != "complete"], data)
-        results = _Results(folder, shared, parts, data, quiet=as_json)
-        traces: list[Trace] = []
-        try:
-            for trace in _traces(orders, states.values(), chosen, log):
-                traces.append(trace)
-        except BaseException:
-            if traces:  # whatever stopped the rest
-                results.show(traces, analyse=False)
-            raise
+        results = _Results(folder, shared, parts, data, as_json)
+        traces = results.collected(_traces(orders, states.values(), trainer, log))
         seconds = time.perf_counter() - started
-        note = f"{len(traces)} runs in {seconds:.0f} s, {chosen.workers} jobs at a time"
+        note = f"{len(traces)} runs in {seconds:.0f} s, {trainer.workers} jobs at a time"
         by_default = scenario.endswith("-digits") and keep == "all"
         picture, sentences = results.show(
             traces,
             analyse=by_default if analyse is None else analyse,
-            note=note if chosen.workers > 1 else "",
+            note=note if trainer.workers > 1 else "",
         )
-        if as_json:
-            typer.echo(json.dumps(results.summaries(traces), allow_nan=False))
-        elif shared:
-            place = without_password(shared)
-            say(f"Results, the picture {picture.name} and the report {PAGE} are in {place}")
-        else:
-            say(f"Results are in {folder}; a picture of what was forgotten is {picture}")
-            say_report(folder / PAGE, sentences)
+        results.say_where(traces, picture, sentences)
+
+
+def _chosen_runs(
+    scenario: str, listed: str, to_set: list[str] | None, settings: dict[str, Any]
+) -> dict[str, Config]:
+    """The configuration of each method in --methods, by the name of its folder."""
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    own = values_to_set(to_set or [], names)
+    configs = [resolve(scenario, name, own[name], **settings) for name in names]
+    parts = {config.method_name: config for config in configs}
+    distinct = bool(parts) and len(parts) == len(configs)
+    require(distinct, "--methods", listed, "one or more different methods, comma-separated")
+    return parts
+
+
+@contextmanager
+def _opened(
+    out: str | None,
+    shared: str | None,
+    name: str,
+    parts: Mapping[str, Config],
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> Iterator[tuple[Path, Mapping[str, RunStatus]]]:
+    """The folder of the results and the state of its runs; of shared storage, a copy here."""
+    with local_copy(shared) if shared else nullcontext(Path(out) if out else None) as here:
+        if shared and here and not overwrite:
+            for part in parts:
+                download_state(f"{shared}/{part}", here / part)
+        with output_folder(here, name, parts, overwrite=overwrite, resume=resume) as opened:
+            yield opened
 
 
 @final
@@ -193,14 +200,26 @@ class _Results:
         shared: its address in shared storage, where the files are copied to; None if there is none.
         parts: the configuration of each run, by its method, in the order to show them.
         data: folder with datasets, or None.
-        quiet: print nothing.
+        as_json: print JSON for programs, in place of tables and sentences for people.
     """
 
     folder: Path
     shared: str | None
     parts: Mapping[str, Config]
     data: Path | None
-    quiet: bool
+    as_json: bool
+
+    def collected(self, coming: Iterable[Trace]) -> list[Trace]:
+        """All traces; if an error ends them, those before it are shown."""
+        traces: list[Trace] = []
+        try:
+            for trace in coming:
+                traces.append(trace)
+        except BaseException:
+            if traces:
+                self.show(traces, analyse=False)
+            raise
+        return traces
 
     def show(self, traces: list[Trace], *, analyse: bool, note: str = "") -> tuple[Path, list[str]]:
         """Sort the traces, write the files and print the table.
@@ -212,7 +231,7 @@ class _Results:
         picture = save(accuracy_matrices(traces), self.folder / "accuracy.png")
         text = json.dumps(self.summaries(traces), indent=1, allow_nan=False)
         write_atomically(self.folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
-        if not self.quiet:
+        if not self.as_json:
             Console().print(comparison_table(traces))
             if note:
                 say(note)
@@ -225,6 +244,17 @@ class _Results:
             if self.shared:
                 upload(self.folder, self.shared, (picture.name, PAGE, COMPARISON))
         return picture, sentences
+
+    def say_where(self, traces: list[Trace], picture: Path, sentences: list[str]) -> None:
+        """Print where the results are, or the results as JSON."""
+        if self.as_json:
+            typer.echo(json.dumps(self.summaries(traces), allow_nan=False))
+        elif self.shared:
+            place = without_password(self.shared)
+            say(f"Results, the picture {picture.name} and the report {PAGE} are in {place}")
+        else:
+            say(f"Results are in {self.folder}; a picture of what was forgotten is {picture}")
+            say_report(self.folder / PAGE, sentences)
 
     def summaries(self, traces: Iterable[Trace]) -> list[dict[str, Any]]:
         """The entries of the runs in `--json`, with the place where others find them."""
@@ -264,7 +294,7 @@ def _orders(
             keep,
             every,
             resume=states[part].kind == "unfinished",
-            storage=f"{shared}/{part}" if shared else None,
+            shared=f"{shared}/{part}" if shared else None,
         )
         for part, config in parts.items()
     ]
@@ -293,8 +323,8 @@ def _traces(
     missing = []
     for order, state in zip(orders, states, strict=True):
         if state.kind == "complete":
-            if order.storage is not None:
-                download(order.storage, order.folder)
+            if order.shared is not None:
+                download(order.shared, order.folder)
             yield load_trace(order.folder)
         else:
             missing.append(order)

@@ -78,14 +78,14 @@ class _ImageScenario(Scenario):
         self.name = name
         self.n_tasks = options.tasks
         self.options = options
-        self.settings = scenario_settings(name, options)
-        self.setting = self.settings["setting"]
+        self.recipe = scenario_settings(name, options)
+        self.setting = self.recipe["setting"]
         self.view = view
         chosen = first_of_each_class(images.train_labels, images.n_classes, options.train_per_class)
         train = images.train_images[chosen], images.train_labels[chosen]
         test = images.test_images, images.test_labels.clone()  # the images are shared
         if options.validation_per_class:
-            train, test = held_out(*train, images.n_classes, options)
+            train, test = validation_split(*train, images.n_classes, options)
             self.measured_on = "validation"
         self.train = pad(train[0], (view.padding,) * 4), train[1]
         self.test = pad(test[0], (view.padding,) * 4), test[1]
@@ -215,7 +215,7 @@ def scenario_settings(name: str, options: ScenarioOptions) -> dict[str, Any]:
     """The options that a benchmark uses, and its setting, as a trace notes them."""
     if name not in SCENARIOS:
         made = _plugin_scenario(name, options)
-        return {"scenario": made.name, "tasks": made.n_tasks, **(made.settings or {})}
+        return {"scenario": made.name, "tasks": made.n_tasks, **(made.recipe or {})}
     values = vars(options)
     unused = unused_by_scenario(name, values)
     used = {f.name: values[f.name] for f in fields(ScenarioOptions) if f.name not in unused}
@@ -259,10 +259,10 @@ def _plugin_tasks(name: str, options: ScenarioOptions) -> Scenario:
         raise wrong_kind("scenario", name, found, "a Scenario or a function that returns one")
     found.check()
     taken = accepted(maker).keys() & values.keys() - {"tasks"}
-    settings = own_settings(found, import_path(maker) if is_in_file(name) else None)
-    settings |= {option: values[option] for option in sorted(taken)}
+    recipe = own_settings(found, import_path(maker) if is_in_file(name) else None)
+    recipe |= {option: values[option] for option in sorted(taken)}
     named = copy(found)  # the user's object stays as it is
-    for attribute, value in (("name", short_name(name)), ("settings", settings)):
+    for attribute, value in (("name", short_name(name)), ("recipe", recipe)):
         object.__setattr__(named, attribute, value)  # it may be a frozen dataclass
     return named
 
@@ -277,7 +277,7 @@ def first_of_each_class(labels: Tensor, n_classes: int, count: int) -> Tensor:
     return torch.cat(members).sort().values
 
 
-def held_out(
+def validation_split(
     images: Tensor, labels: Tensor, n_classes: int, options: ScenarioOptions
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Images to train on, and as many validation images of each class, drawn by their seed."""

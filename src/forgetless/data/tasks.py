@@ -88,7 +88,7 @@ class Scenario(ABC):
         n_outputs: number of outputs that a network needs for all tasks.
         measured_on: whether the tasks' test sets are the "test" set or a "validation" set, held
             out of the training set.
-        settings: the options from which its name makes it again, as a trace notes them; None for
+        recipe: the options from which its name makes it again, as a trace notes them; None for
             tasks that only a script can make.
     """
 
@@ -98,7 +98,7 @@ class Scenario(ABC):
     input_shape: tuple[int, ...]
     n_outputs: int
     measured_on: Literal["test", "validation"] = "test"
-    settings: Mapping[str, Any] | None = None
+    recipe: Mapping[str, Any] | None = None
 
     @abstractmethod
     def task(self, index: int, seeds: Sequence[int]) -> Task:

@@ -1,6 +1,7 @@
 """A guard for anyone's training loop."""
 
+from forgetless.guard.drift import Drift, TaskDrift
 from forgetless.guard.guard import Guard
 from forgetless.guard.report import MemoryReport, Stats, TaskMemory
 
-__all__ = ["Guard", "MemoryReport", "Stats", "TaskMemory"]
+__all__ = ["Drift", "Guard", "MemoryReport", "Stats", "TaskDrift", "TaskMemory"]

@@ -10,23 +10,38 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from forgetless.guard.batch_norm import FrozenStatistics
 from forgetless.guard.batches.loading import TaskData
-from forgetless.guard.batches.outputs import Loss, Named, Output, check_output
+from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.budget import as_asked, chosen_storage, voted_storage
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
+from forgetless.guard.drift import Drift, DriftCheck
 from forgetless.guard.model import GuardedModel, full_precision
-from forgetless.guard.parameters import Parameters, Params, protected_names, warn_of_unprotected
+from forgetless.guard.parameters import (
+    Parameters,
+    Params,
+    chosen_parameters,
+    grown_names,
+    protected_names,
+    unprotected,
+)
 from forgetless.guard.report import MemoryReport, Stats, directions_report, samples_report
 from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.methods import Method
-from forgetless.methods.state import check_state, check_storage, consolidated, state_tensors
+from forgetless.methods.state import (
+    check_state,
+    check_storage,
+    consolidated,
+    grown_state,
+    state_tensors,
+)
 from forgetless.subspace import STORAGES, Storage
-from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import parse_bytes, whole
+from forgetless.support.errors import ConfigError, require, warn_caller
+from forgetless.support.options import is_whole, parse_bytes, whole
 from forgetless.support.streams import stream
 from forgetless.tangent.evaluation import eval_mode
 
@@ -43,7 +58,8 @@ class Guard:
     Arguments:
         model: any module, compiled or not, in `DistributedDataParallel` or sharded by
             `fully_shard`: then every process makes the same calls.
-        optimizer: any of `torch.optim` except LBFGS.
+        optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
+            together: each one's steps are changed as if the parameters of the others were fixed.
         method: as for `fit`, for example `PCAOGD(components=100)`.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
@@ -54,8 +70,9 @@ class Guard:
         output: the protected scalars of a sample's outputs: "class", the true class's logit;
             "regression", every predicted number; "likelihood", the mean log-likelihood of a
             sequence's next tokens; "tokens", that of labels at their logits' positions; or a
-            function of outputs and target to (n,) or (n, K). By default "class" for integer
-            targets (n,), "regression" for real or absent ones.
+            function of outputs and target to (n,) or (n, K). By default what fits a language
+            model or tagger of transformers; otherwise "class" for integer targets (n,),
+            "regression" for real or absent ones.
         loss: for methods that use a loss, a function of outputs and target to one number; by
             default cross-entropy (of sequences as `output` says), or squared error for real
             targets.
@@ -65,6 +82,12 @@ class Guard:
             memory while the model is on a GPU), "factored" (samples as factors), or a `Storage`.
         budget: bytes for directions, such as "512MB"; `memory_report()` shows the effect.
         max_rank: the most directions to store (`Storage` says which, if there are more).
+        freeze_batch_norm: whether batch norm normalises by the running statistics of the first
+            task from its end on, also in training, and no longer updates them.
+        process_group: of `torch.distributed`: the processes that train the model together, if
+            the model is given without the wrapper that tells.
+        drift_samples: samples kept of each task, with the outputs on them, to check how far these
+            move later (`drift()`); 0 keeps none and checks nothing.
         seed: of the choice of samples.
 
     Example:
@@ -80,7 +103,7 @@ class Guard:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         method: Method[Any],
         *,
         params: Params = None,
@@ -92,6 +115,9 @@ class Guard:
         storage: str | Storage | None = None,
         budget: str | int | None = None,
         max_rank: int | None = None,
+        freeze_batch_norm: bool = False,
+        process_group: Any = None,
+        drift_samples: int = 16,
         seed: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -99,21 +125,25 @@ class Guard:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)
-        optimizer = _torch_optimizer(optimizer)
+        optimizers = _torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
         self.method = method
         self.project = _projected(method, project)
         reshard(module)
-        self._parameters = Parameters(module, protected_names(module, optimizer, params, exclude))
-        self._exclude = exclude if params is None else None
-        self.ranks = training_ranks(model, self._parameters.tensors, method)
+        self._process_group = process_group
+        chosen = chosen_parameters(module, params, exclude)
+        self._parameters = Parameters(module, protected_names(module, optimizers, chosen))
+        self._exclude = exclude
+        self._chosen = None if params is None else chosen
+        self._warned_of: set[str] = set()
+        self.ranks = training_ranks(model, self._parameters.tensors, method, process_group)
         if self.ranks is not None and method.needs_batch:
             raise ConfigError(
                 f"{method.name} uses the batch of every step, and each process has another one: "
                 "it is for one process"
             )
         sharded = self._parameters.slices is not None
-        check_output(output, module)
+        output = chosen_output(output, module)
         for argument, value in {"loss": loss, "unpack": unpack}.items():
             fits = value is None or callable(value)
             require(fits, argument, value, "a function or None")
@@ -132,16 +162,15 @@ class Guard:
             raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
-        self._steps = Steps(
-            self._model,
-            method,
-            self.project,
-            self._generators[1],
-            self._prepare,
-            self._column_ranks,
-        )
+        accepted = "0, or a whole number of at least 2"
+        counted = is_whole(drift_samples) and drift_samples >= 0 and drift_samples != 1
+        require(counted, "drift_samples", drift_samples, accepted)
+        self._steps = self._new_steps(self._model)
+        self._drift = DriftCheck(self._model, method, drift_samples, seed)
+        self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
-        self._steps.attach(optimizer)
+        self._steps.attach(optimizers)
+        self._groups = self._steps.groups
 
     @property
     def tasks(self) -> int:
@@ -153,19 +182,86 @@ class Guard:
         """The protected parameters."""
         return self._parameters.names
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Change another optimizer's steps from now on, for example one made for a new task."""
-        self._steps.attach(_torch_optimizer(optimizer))
+    def attach(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """Change another optimizer's steps from now on, for example one made for a new task.
+
+        Arguments:
+            optimizer: in place of the present one; a list of all if there are several.
+        """
+        reshard(self._model.module)
+        self._parameters.check_current(self._model.module)
+        self._steps.attach(_torch_optimizers(optimizer))
+        self._groups = self._steps.groups
+        self._freeze()
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """Continue with a model that has grown, such as by a head with more classes.
+
+        Parameters are found by name. Their rows are the first rows of the new ones and stay
+        protected; further rows are free until a task is stored with them, and so are further
+        parameters, which are protected from then on if the guard protects all that is trained.
+
+        Arguments:
+            model: the model, the same object or another one.
+            optimizer: one that trains it, or a list.
+        """
+        self._steps.watch.between_steps()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        module, optimizers = unwrapped(model), _torch_optimizers(optimizer)
+        reshard(module)
+        old, chosen = self._parameters, self._chosen
+        if chosen is None:
+            chosen = chosen_parameters(module, None, _present(module, self._exclude))
+        parameters = Parameters(module, grown_names(module, optimizers, old.names, chosen))
+        growth = old.growth(parameters)
+        ranks = training_ranks(model, parameters.tensors, self.method, self._process_group)
+        grown = replace(self._model, module=module, parameters=parameters, ranks=ranks)
+        steps = self._new_steps(grown)
+        steps.check(optimizers, successor_of=self._steps)
+        now = self._now and self._current()
+        changed = old.changed_in(parameters)
+        if now is not None:
+            with full_precision(parameters.device):
+                state = grown_state(self.method, now.state, growth, parameters.read())
+            now = replace(now, state=state)
+        if changed is not None and self.tasks:
+            warn_caller(
+                f"the weights of {changed} are not those of the model before, in the rows that "
+                "both have, and what changed them is not protected: copy them before adopt"
+            )
+        self._steps.detach()
+        self._parameters, self._model, self.ranks, self._steps = parameters, grown, ranks, steps
+        self._drift.model = grown
+        steps.attach(optimizers)
+        self._groups = steps.groups
+        if self._frozen is not None:
+            self._frozen.restore()
+            self._frozen = FrozenStatistics(module)
+        if now is not None:
+            self._set(now)
 
     def remove(self) -> None:
         """Detach from the optimizer; the stored tasks stay."""
-        self._steps.remove()
+        self._detach(complains=True)
+
+    def _detach(self, *, complains: bool) -> None:
+        steps = self._steps
+        idle = self.method.protects and self.method.idle_before_first_task
+        if complains and steps.is_attached and steps.steps and idle and not self.tasks:
+            warn_caller(
+                f"the guard is removed after {steps.steps} steps and no task is stored, so it has "
+                "protected nothing: call guard.end_task(loader) when a task is learned"
+            )
+        steps.remove()
+        if self._frozen is not None:
+            self._frozen.restore()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.remove()
+        self._detach(complains=error[0] is None)
 
     def __reduce__(self) -> Never:
         raise ConfigError(
@@ -183,6 +279,18 @@ class Guard:
             new, seen = StoredSamples((unpacked(batch, self._unpack),)), self._steps.batch
             self._steps.batch = new if seen is None else seen + new
 
+    def protect(self, data: Any) -> None:
+        """Store what the model does now: before the first task, what a pretrained model can do.
+
+        As `end_task` does, at the present weights, and counted as a task: it is number one in the
+        reports, and `refresh` takes its data first.
+
+        Arguments:
+            data: inputs whose outputs must stay, with labels if the method or `output` needs them:
+                an iterable of batches such as a `DataLoader`, or one batch.
+        """
+        self.end_task(data)
+
     def end_task(self, loader: Any) -> None:
         """Store the task that was just learned, at the present weights.
 
@@ -190,12 +298,14 @@ class Guard:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
         """
         self._steps.warn_if_full()
+        self._steps.watch.between_steps()
+        removed = self._steps.removed.share()
         self._prepare()
-        if self._exclude is not None:
-            optimizer = self._steps.optimizer
-            warn_of_unprotected(self._model.module, optimizer, self.names, self._exclude)
+        self._warn_of_unprotected()
         with self._all_or_nothing():
+            drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
+        self._drift.report(drift, removed, stacklevel=2)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -207,25 +317,55 @@ class Guard:
         """
         wanted = f"{self.tasks}, one for each earlier task"
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
+        self._steps.watch.between_steps()
         with self._all_or_nothing():
-            now = self._initial()
+            now = replace(self._initial(), kept=self._current().kept)
             for loader in loaders:
                 now = self._with_task(now, loader)
             self._set(now)
 
     def stats(self) -> Stats:
-        """How much of the steps was removed since the latest task was stored."""
-        return self._steps.removed.stats()
+        """How much of the steps was removed since the latest task was stored, and the drift.
+
+        The drift is as last measured; `drift()` measures it now.
+        """
+        self._steps.watch.between_steps()
+        removed = self._steps.removed.stats()
+        return replace(removed, tasks=self.tasks, drift=self._drift.latest)
+
+    def drift(self) -> Drift:
+        """How far the outputs on the samples kept of each task have moved since it was stored.
+
+        The guard measures it by itself after 100, 200, 400, … steps for each stored task and when a
+        task ends, and warns once if a task is being forgotten.
+        """
+        if self.tasks and not self._drift.kept:
+            raise ConfigError(
+                "the drift cannot be measured: no samples are kept of any task, because the guard "
+                "has drift_samples=0 or loaded a state without them"
+            )
+        drift = self._drift.measure(self._steps.steps)
+        self._drift.latest = drift if drift.tasks else None
+        return drift
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of `stats()` for a logger, by name: "removed", "drift/task 1" and so on."""
+        return self.stats().metrics()
 
     def memory_report(self) -> MemoryReport:
         """Bytes, directions and share of variance, per task and per layer."""
         now = self._current()
-        if not self.method.keeps_directions:
-            return samples_report(now.state, now.tasks)
-        return directions_report(now.state, self._parameters.layout.columns, now.notes)
+        report = (
+            directions_report(now.state, self._parameters.layout.columns, now.notes)
+            if self.method.keeps_directions
+            else samples_report(now.state, now.tasks)
+        )
+        kept = [t.nbytes for samples in now.kept.values() for t in samples.tensors().values()]
+        return replace(report, drift_check=sum(kept))
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is stored, as tensors: for `torch.save`, or safetensors' `save_file`."""
+        self._steps.watch.between_steps()
         now = replace(self._current(), generators=self._random())
         return to_dict(now, self.method, self._parameters)
 
@@ -245,9 +385,14 @@ class Guard:
                 snapshot = as_asked(snapshot, self._empty, self._parameters.read(), *limits)
         self._set_random(snapshot.generators)
         self._set(snapshot)
+        self._steps.watch_from_now(may_load=True)  # the model's own weights may come after
+        self._drift.latest = None
 
     def _prepare(self) -> None:
         """Make the first state, or bring the state to the model's device and precision."""
+        if self._steps.groups != self._groups:  # by `optimizer.add_param_group`
+            self._groups = self._steps.groups
+            self._warn_of_unprotected()
         if self._now is None:
             self._set(self._initial())
         elif self._steps.place != self._parameters.place:
@@ -260,6 +405,18 @@ class Guard:
     def _set(self, snapshot: Snapshot) -> None:
         self._now = snapshot
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
+        self._drift.start(snapshot.kept, snapshot.steps)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        if self._frozen is not None and self.tasks:
+            self._frozen.freeze()
+
+    def _check_drift(self) -> None:
+        """Measure the drift if it is time."""
+        if self._drift.is_due(self._steps.steps):
+            drift = self._drift.measured(self._steps.steps)
+            self._drift.report(drift, self._steps.removed.share(), stacklevel=5)
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
@@ -287,10 +444,51 @@ class Guard:
         return state
 
     def _view(self, model: GuardedModel, storage: Storage, task: int) -> GuardView:
-        step, optimizer = self._steps.steps, self._steps.optimizer
+        step, optimizers = self._steps.steps, self._steps.optimizers
         return GuardView(
-            model, self._generators[1], storage, task=task, step=step, optimizer=optimizer
+            model, self._generators[1], storage, task=task, step=step, optimizers=optimizers
         )
+
+    def _new_steps(self, model: GuardedModel) -> Steps:
+        return Steps(
+            model,
+            self.method,
+            self.project,
+            self._generators[1],
+            self._prepare,
+            self._check_drift,
+            self._column_ranks,
+        )
+
+    def _warn_of_unprotected(self) -> None:
+        """Warn, once for each, of a parameter that is trained and should be protected, but is not.
+
+        It was not trained when the guard was made.
+        """
+        known = {*self.names, *self._warned_of}
+        module, optimizers = self._model.module, self._steps.optimizers
+        exclude = _present(module, self._exclude)
+        new = unprotected(module, optimizers, known, self._chosen, exclude)
+        if new:
+            self._warned_of |= {*new}
+            warn_caller(
+                f"{new[0]} is trained now and was not when the guard was made, so it is not "
+                "protected: call guard.adopt(model, optimizer), or choose by params= what is "
+                "protected if that is meant"
+            )
+
+    def _warn_of_blind(self, names: Sequence[str]) -> None:
+        """Warn, once for each, of parameters whose gradient was zero when the task was stored."""
+        new = [name for name in names if name not in self._warned_of]
+        self._warned_of |= {*new}
+        if new:
+            others = f" (and of {len(new) - 1} more)" if new[1:] else ""
+            warn_caller(
+                f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
+                "not protected, though it may matter later (the first factor of a fresh LoRA "
+                "adapter, while its second factor is zero): call guard.refresh(loader) after some "
+                "steps, or train the adapter before end_task"
+            )
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -307,11 +505,12 @@ class Guard:
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task stored."""
-        chooses = self._generators[0]
+        chooses, number = self._generators[0], now.tasks + 1
+        aside = self._drift.reservoir(number)
         data: TaskData | SharedTaskData = (
-            TaskData(loader, self._unpack, chooses)
+            TaskData(loader, self._unpack, chooses, aside)
             if self.ranks is None
-            else SharedTaskData(loader, self._unpack, chooses, self.ranks)
+            else SharedTaskData(loader, self._unpack, chooses, self.ranks, aside)
         )
         chooses_storage = self._asked is None and self.method.demand() is not None
         if self._budget is not None and chooses_storage and not now.tasks:
@@ -322,7 +521,10 @@ class Guard:
             state = consolidated(self.method, now.state, view, task, 1)
         if self.method.needs_model:
             task.check()
-        storage, notes, number = now.storage, now.notes, now.tasks + 1
+        of_loss = not self.method.keeps_directions
+        if self.method.protects and (self.method.separable or not of_loss):
+            self._warn_of_blind(task.blind(of_loss=of_loss))
+        storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable
         if self.ranks is not None and self._column_ranks is None and not alike:
             broadcast_in_place(state_tensors(state, 0), self.ranks)
@@ -334,7 +536,8 @@ class Guard:
                 warnings.warn(f"task {number}: {note}", stacklevel=4)
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
-        return Snapshot(state, storage, number, now.steps, notes, self._random())
+        kept = self._drift.keep(now.kept, number, data)
+        return Snapshot(state, storage, number, now.steps, notes, self._random(), kept)
 
     def _with_chosen_storage(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""
@@ -362,6 +565,24 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _present(module: nn.Module, exclude: Sequence[str]) -> tuple[str, ...]:
+    """The excluded names that a changed model still has."""
+    own = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    return tuple(e for e in exclude if any(n == e or n.startswith(f"{e}.") for n in own))
+
+
+def _torch_optimizers(optimizer: Any) -> list[Optimizer]:
+    """The torch optimizers of one or a list."""
+    if not isinstance(optimizer, list | tuple):
+        return [_torch_optimizer(optimizer)]
+    if not optimizer:
+        raise ConfigError("optimizer must be one or a list of at least one, not an empty list")
+    found = [*map(_torch_optimizer, optimizer)]
+    if len({*map(id, found)}) < len(found):
+        raise ConfigError("optimizer must be a list of different optimizers, and has one twice")
+    return found
 
 
 def _torch_optimizer(optimizer: Any) -> Optimizer:

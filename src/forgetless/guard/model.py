@@ -29,11 +29,13 @@ from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, DataError, first_line
 from forgetless.tangent import (
     Batch,
+    InputMoments,
     Moments,
     TangentFeatures,
     call_with,
     eval_mode,
     features_of,
+    input_moments,
     kronecker_moments,
     layer_inputs,
     sliced_features,
@@ -41,6 +43,9 @@ from forgetless.tangent import (
 
 # Samples whose joint loss gradient is tested for infinities at once.
 _LOSS_CHUNK = 64
+# Samples that are looked at together to see which parameters have a gradient; mostly the first
+# will do.
+_FEW = 2
 
 
 @final
@@ -91,6 +96,42 @@ class GuardedModel:
             phi = self._per_sample(samples, scalar)
         slices = self.parameters.slices
         return phi if slices is None else sliced_features(phi, slices)
+
+    def blind(self, samples: StoredSamples, *, of_loss: bool) -> list[str]:
+        """The protected parameters that the model uses on samples, but with a gradient of zero.
+
+        Such as a low-rank adapter's first factor while its second is zero, or a branch whose last
+        layer is. Parameters that the samples do not use are not meant.
+
+        Arguments:
+            samples: the samples.
+            of_loss: whether the gradient of the loss is meant, or that of the protected scalars.
+        """
+        with eval_mode(self.module), torch.enable_grad(), _dense_gradients(self.module):
+            scalar = self.loss.of_each if of_loss else self._protected(samples)
+            found = list(self.parameters.names)
+            seeing = False
+            for index in torch.arange(len(samples)).split(_FEW):
+                if not found:
+                    break
+                for part in map(self.placed, samples.select(index).parts):
+                    gradients = self._gradients_of(scalar, part)
+                    zero = {n for n, g in gradients.items() if g is not None and not g.any()}
+                    seeing |= any(g is not None and n not in zero for n, g in gradients.items())
+                    found = [name for name in found if name in zero]
+        return found if seeing else []
+
+    def _gradients_of(self, scalar: Output, part: Part) -> dict[str, Tensor | None]:
+        """The gradients of a mixture of the scalars, None for parameters without a part in them."""
+        values = self.values()
+        own = {n: values[n].requires_grad_() for n in self.parameters.names if values[n].numel()}
+        values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
+        target = () if part.target is None else (part.target,)
+        found = scalar(self._outputs(part, values), *target)
+        # All of one sample's may have a constant sum, as probabilities have.
+        mixed = (found * torch.linspace(1, 2, found.numel()).to(found).view_as(found)).sum()
+        gradients = torch.autograd.grad(mixed, list(own.values()), allow_unused=True)
+        return dict(zip(own, gradients, strict=True))
 
     def _protected(self, samples: StoredSamples) -> Output:
         """The protected scalars of these samples, checked for each shape."""
@@ -224,6 +265,14 @@ class GuardedModel:
         values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
         return self._outputs(self.placed(part), values)
 
+    def input_moments(self, samples: StoredSamples) -> InputMoments:
+        """The second moments of the layers' inputs, in eval mode."""
+        with eval_mode(self.module):
+            for part in samples.parts:
+                self._try(part)
+        names, batches = self.parameters.names, self._batches(samples)
+        return input_moments(self.module, self.values(), batches, names=names)
+
     def layer_inputs(self, samples: StoredSamples) -> dict[str, Tensor]:
         """Protected weight of a layer → its inputs, (N, d), in eval mode."""
         names = self.parameters.names
@@ -260,7 +309,7 @@ class GuardedModel:
 
 
 def _share(batches: Sequence[Batch], rank: int, ranks: int) -> Iterator[Batch]:
-    """Every so many-th sample, for one of the processes."""
+    """The samples of one of the processes: every `ranks`-th."""
     start = rank
     for batch in batches:
         if start < len(batch):

@@ -1,10 +1,9 @@
 """The protected parameters of a model as one flat vector (1, p)."""
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import local, local_slices
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.layout import Layout
+from forgetless.support.layout import Growth, Layout, is_under
 from forgetless.tangent import chosen_names, require_one_precision
 
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
@@ -109,6 +108,15 @@ class Parameters:
         """The parameters' addresses in memory."""
         return tuple([tensor.data_ptr() for tensor in self._local()])
 
+    def versions(self) -> list[int]:
+        """How often each parameter was changed in place, as autograd counts it."""
+        return [tensor._version for tensor in self._local()]
+
+    def lengths(self) -> Tensor:
+        """The norm of each parameter."""
+        with torch.no_grad():
+            return torch.stack(torch._foreach_norm(self._local(), 2.0, self.dtype))
+
     def read(self, out: Flat | None = None) -> Tensor:
         """The parameters, (1, p)."""
         vector = self.empty() if out is None else out.vector
@@ -147,10 +155,10 @@ class Parameters:
         }
         return tuple(i for i, t in enumerate(self.tensors) if id(t) in moves)
 
-    def learning_rate(self, optimizer: Optimizer | None) -> float:
-        """Of the optimizer's first group that trains protected parameters."""
+    def learning_rate(self, optimizers: Sequence[Optimizer]) -> float:
+        """Of the first group that trains protected parameters."""
         mine = set(map(id, self.tensors))
-        for group in () if optimizer is None else optimizer.param_groups:
+        for group in _groups(optimizers):
             if any(id(p) in mine for p in group["params"]):
                 return float(group.get("lr", 0.0))
         return 0.0
@@ -165,11 +173,41 @@ class Parameters:
         """Reject a model whose parameters were replaced."""
         own = dict(module.named_parameters())
         for name, tensor in zip(self.names, self.tensors, strict=True):
-            if own.get(name) is not tensor or tuple(tensor.shape) != self.shapes[name]:
+            if name not in own:
+                raise ConfigError(_missing(name))
+            if own[name] is not tensor or tuple(tensor.shape) != self.shapes[name]:
                 raise ConfigError(
-                    f"the model's {name} is another parameter than when the guard was made; make "
-                    "a new guard, and give it the old one's state_dict"
+                    f"the model's {name} is another parameter than when the guard was made: if "
+                    "its first rows are the old ones, call guard.adopt(model, optimizer) with an "
+                    "optimizer that trains it"
                 )
+
+    def growth(self, new: Self) -> Growth:
+        """From these parameters to those of a model that has more rows or more parameters.
+
+        Every other change of a shape is rejected.
+        """
+        if self.slices is not None or new.slices is not None:
+            raise ConfigError("a model sharded by fully_shard cannot grow under a guard")
+        for name, shape in self.shapes.items():
+            there = new.shapes[name]
+            if there[1:] != shape[1:] or len(there) != len(shape) or there[:1] < shape[:1]:
+                raise ConfigError(
+                    f"{name} had the shape {shape} and has {there}: a layer may get more rows "
+                    "(a larger first dimension, more outputs), and no other shape"
+                )
+        return Growth(self.layout, new.layout)
+
+    def changed_in(self, new: Self) -> str | None:
+        """The first parameter whose values in a grown model are not the same."""
+        theirs = dict(zip(new.names, new.tensors, strict=True))
+        with torch.no_grad():
+            for name, tensor in zip(self.names, self.tensors, strict=True):
+                there = theirs[name]
+                same = there[: len(tensor)] if tensor.dim() else there
+                if not torch.equal(same.to(tensor), tensor):
+                    return name
+        return None
 
     def gradients(self) -> Tensor:
         """The gradients, (1, p), zero where there is none."""
@@ -194,10 +232,8 @@ class Parameters:
                 local(gradient).detach().copy_(views[i])
 
 
-def protected_names(
-    module: nn.Module, optimizer: Optimizer, params: Params, exclude: Sequence[str]
-) -> tuple[str, ...]:
-    """The chosen parameters that the optimizer trains, without the excluded ones.
+def chosen_parameters(module: nn.Module, params: Params, exclude: Sequence[str]) -> tuple[str, ...]:
+    """The chosen parameters without the excluded ones.
 
     By default those that require a gradient; frozen ones must be chosen.
     """
@@ -213,8 +249,16 @@ def protected_names(
         fits = isinstance(prefix, str) and _names_under(module, [prefix])
         require(bool(fits), "exclude", prefix, _PREFIXES)
     excluded = _names_under(module, exclude)
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    names = [n for n in chosen if n not in excluded and id(own[n]) in trained]
+    return tuple(name for name in chosen if name not in excluded)
+
+
+def protected_names(
+    module: nn.Module, optimizers: Sequence[Optimizer], chosen: Sequence[str]
+) -> tuple[str, ...]:
+    """The chosen parameters that an optimizer trains."""
+    own = dict(module.named_parameters())
+    trained = _trained(optimizers)
+    names = [name for name in chosen if id(own[name]) in trained]
     if not names:
         raise ConfigError(
             "there is nothing to protect: none of the chosen parameters is trained by the optimizer"
@@ -225,39 +269,68 @@ def protected_names(
     return tuple(names)
 
 
-def warn_of_unprotected(
-    module: nn.Module, optimizer: Optimizer | None, names: Sequence[str], exclude: Sequence[str]
-) -> None:
-    """Warn of parameters that are trained now and were not when the guard was created.
+def grown_names(
+    module: nn.Module, optimizers: Sequence[Optimizer], old: Sequence[str], chosen: Sequence[str]
+) -> tuple[str, ...]:
+    """The protected parameters of a model that has grown: the old ones, and chosen new ones."""
+    own = dict(module.named_parameters())
+    for name in old:
+        if name not in own:
+            raise ConfigError(_missing(name))
+    trained = _trained(optimizers)
+    new = {n for n in chosen if n not in old and n in own and id(own[n]) in trained}
+    # As a guard made for this model would have them: its state then fits.
+    return tuple(name for name in own if name in new or name in old) if new else tuple(old)
+
+
+def unprotected(
+    module: nn.Module,
+    optimizers: Sequence[Optimizer],
+    names: Collection[str],
+    chosen: Sequence[str] | None,
+    exclude: Sequence[str],
+) -> list[str]:
+    """The parameters that are trained now and should be protected, but are not.
 
     Arguments:
         module: the model.
-        optimizer: its optimizer, or None.
+        optimizers: its optimizers.
         names: the protected parameters.
+        chosen: the parameters to protect; None for all that are trained.
         exclude: names, or beginnings of names, that are excluded.
     """
-    groups = [] if optimizer is None else optimizer.param_groups
-    trained = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    trained = _trained(optimizers)
     known = _names_under(module, exclude) | set(names)
-    new = [n for n, p in module.named_parameters() if id(p) in trained and n not in known]
-    if new:
-        warnings.warn(
-            f"{new[0]} is trained now and was not when the guard was made, so it is not protected: "
-            "make a guard that has it, or choose by params= what is protected if that is meant",
-            stacklevel=4,
-        )
+    return [
+        name
+        for name, p in module.named_parameters()
+        if p.requires_grad and id(p) in trained and name not in known
+        if chosen is None or name in chosen
+    ]
+
+
+def _trained(optimizers: Sequence[Optimizer]) -> set[int]:
+    """The ids of the optimizers' parameters."""
+    return {id(p) for group in _groups(optimizers) for p in group["params"]}
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> Iterator[dict[str, Any]]:
+    return (group for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def _missing(name: str) -> str:
+    return (
+        f"the model has no parameter {name} any more, which the stored tasks are about (merging an "
+        "adapter removes it, and changes the weights below): make a new guard for the model as it "
+        "is, and store the tasks again"
+    )
 
 
 def _names_under(module: nn.Module, prefixes: Iterable[str]) -> set[str]:
     """The parameters with these names or beginnings of names, tied ones by any of their names."""
     name_of = {id(p): name for name, p in module.named_parameters()}
     every = list(module.named_parameters(remove_duplicate=False))
-    return {
-        name_of[id(p)]
-        for prefix in prefixes
-        for alias, p in every
-        if alias == prefix or alias.startswith(f"{prefix}.")
-    }
+    return {name_of[id(p)] for alias, p in every if is_under(alias, prefixes)}
 
 
 def _is_zero(lr: object) -> bool:

@@ -7,11 +7,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from forgetless.guard.drift import Drift
 from forgetless.linalg import float64
 from forgetless.methods.state import STRUCTURE, state_tensors
 from forgetless.subspace import Directions
 from forgetless.support.collectives import Ranks
 from forgetless.support.options import format_bytes
+
+_NO_TASK = "no task is stored yet: nothing is protected"
 
 
 @final
@@ -27,17 +30,28 @@ class Stats:
         removed: mean share of all of them.
         last: share of the latest one.
         layers: parameter → mean share of its part of the steps.
+        tasks: how many tasks are stored.
+        drift: how far the outputs on earlier tasks have moved, if it was measured.
     """
 
     steps: int
     removed: float
     last: float
     layers: Mapping[str, float]
+    tasks: int = 0
+    drift: Drift | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name, for a logger: "removed", and those of the drift."""
+        return {"removed": self.removed, **(self.drift.metrics() if self.drift else {})}
 
     def __str__(self) -> str:
-        lines = [f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"]
+        lines = [] if self.tasks else [_NO_TASK]
+        lines += [
+            f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"
+        ]
         lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([f"drift {self.drift}"] if self.drift else [])])
 
 
 @final
@@ -63,6 +77,10 @@ class Removed:
         # A step that overflowed is one that `GradScaler` leaves out.
         self.last.copy_(torch.where(squares.isfinite().all(), squares, 0.0))
         self.sums += self.last
+
+    def share(self) -> float | None:
+        """The share of all steps; None if no step was projected."""
+        return self.stats().removed if self.steps else None
 
     def stats(self) -> Stats:
         """The shares so far."""
@@ -115,6 +133,7 @@ class MemoryReport:
         tasks: one entry for each task.
         layers: parameter → bytes.
         notes: choices and losses made to stay within the budget.
+        drift_check: bytes besides those, of samples and outputs for the drift check.
     """
 
     storage: str
@@ -124,6 +143,7 @@ class MemoryReport:
     tasks: tuple[TaskMemory, ...]
     layers: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    drift_check: int = 0
 
     def __str__(self) -> str:
         lines = [f"{format_bytes(self.bytes)}, {self.storage}"]
@@ -136,6 +156,10 @@ class MemoryReport:
                 line += f", {task.directions} directions, {share}"
             lines.append(line)
         lines += [f"  {name}: {format_bytes(size)}" for name, size in self.layers.items()]
+        if not self.tasks:
+            lines.append(_NO_TASK)
+        if self.drift_check:
+            lines.append(f"  drift check: {format_bytes(self.drift_check)} more")
         return "\n".join([*lines, *self.notes])
 
 

@@ -5,9 +5,8 @@ like the parameter, so `torch.distributed.checkpoint` writes each part once and 
 number of processes. Every process has all else.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, final
 
@@ -22,12 +21,13 @@ from forgetless.methods.state import STRUCTURE, check_state, restored_state, sta
 from forgetless.subspace import Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError, first_line
+from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.support.layout import ParameterSlice
 
 _FORMAT = 1
 _GENERATORS = 2  # of a guard: one for samples to store, one for memory batches
 _MOST_TASKS = 100_000  # a damaged number must not start an endless loop
-_HEADER, _MEMORY, _RANDOM = "header", "memory.", "generators"
+_HEADER, _MEMORY, _RANDOM, _KEPT = "header", "memory.", "generators", "kept."
 _OF = "/"  # between the name of a tensor and that of a parameter, whose columns these are
 
 
@@ -43,6 +43,7 @@ class Snapshot:
         steps: how many steps were taken.
         notes: what was given up for a budget.
         generators: states of the random generators, (g, bytes).
+        kept: task → samples on which its drift is measured, with the outputs on them.
     """
 
     state: Any
@@ -51,11 +52,17 @@ class Snapshot:
     steps: int
     notes: tuple[str, ...]
     generators: Tensor
+    kept: Mapping[int, StoredSamples] = field(default_factory=dict)
 
 
 def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> dict[str, Tensor]:
     """Every tensor by name, and one of bytes for a header in JSON."""
     memory = state_tensors(snapshot.state, 0)
+    kept = {
+        f"{task}.{name}": tensor
+        for task, samples in snapshot.kept.items()
+        for name, tensor in sorted(samples.tensors().items())  # as files have them
+    }
     header = {
         "format": _FORMAT,
         "method": method.name,
@@ -65,15 +72,17 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
         "steps": snapshot.steps,
         "notes": snapshot.notes,
         "memory": {name: _kind(t) for name, t in memory.items()},
+        "kept": {name: _kind(t) for name, t in kept.items()},
         "columns": _with_columns(memory, parameters.size),
         "storage": snapshot.storage.described(),
     }
     tensors = {_RANDOM: snapshot.generators}
     # Tensors of one file must not share memory.
-    tensors |= {_MEMORY + n: t.detach().contiguous().clone() for n, t in memory.items()}
+    named = {_MEMORY + n: t for n, t in memory.items()} | {_KEPT + n: t for n, t in kept.items()}
+    tensors |= {n: t.detach().contiguous().clone() for n, t in named.items()}
     if parameters.slices is not None:
         tensors = _to_shards(tensors, header, parameters)
-    return tensors | {_HEADER: _bytes(header)}
+    return tensors | {_HEADER: json_tensor(header)}
 
 
 def from_dict(
@@ -98,8 +107,12 @@ def from_dict(
         shapes = {n: tuple(shape) for n, shape in header["parameters"].items()}
         if list(shapes.items()) != list(parameters.shapes.items()):
             raise ConfigError(f"the state is for another model: {_difference(shapes, parameters)}")
-        memory = {n.removeprefix(_MEMORY): t for n, t in tensors.items() if n.startswith(_MEMORY)}
-        _check_memory(memory, header, parameters)
+        memory = _under(_MEMORY, tensors, header["memory"])
+        for name in header["columns"]:
+            if memory[name].shape[-1] != parameters.size:
+                columns = f"{memory[name].shape[-1]} columns, not {parameters.size}"
+                raise ConfigError(f"the state is damaged: {name} has {columns}")
+        kept = _kept(_under(_KEPT, tensors, header.get("kept", {})))
         layout = None if ranks is None else parameters.layout
         storage = replace(Storage.from_description(header["storage"]), ranks=ranks, layout=layout)
         device = storage.device or parameters.device
@@ -124,12 +137,12 @@ def from_dict(
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
         raise ConfigError(f"the state is damaged or incomplete: {reason}") from error
-    return Snapshot(state, storage, tasks, steps, notes, generators)
+    return Snapshot(state, storage, tasks, steps, notes, generators, kept)
 
 
 def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
-        header: dict[str, Any] = json.loads(bytes(tensors[_HEADER].cpu().tolist()))
+        header: dict[str, Any] = json_value(tensors[_HEADER])
         version = header["format"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -138,11 +151,6 @@ def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     if version != _FORMAT:
         raise ConfigError(f"the state has format {version}, this version reads {_FORMAT}")
     return header
-
-
-def _bytes(header: Mapping[str, Any]) -> Tensor:
-    text = json.dumps(header, default=str).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _kind(tensor: Tensor) -> list[object]:
@@ -168,23 +176,30 @@ def _with_columns(memory: Mapping[str, Tensor], size: int) -> list[str]:
         for name, part in node.get("parts", {}).items():
             yield from walk(part, prefix + name)
 
-    structure = json.loads(bytes(memory[STRUCTURE].tolist()))
+    structure = json_value(memory[STRUCTURE])
     return [name for name in walk(structure, "") if name in memory]
 
 
-def _check_memory(
-    memory: Mapping[str, Tensor], header: Mapping[str, Any], parameters: Parameters
-) -> None:
-    """Reject a state with a missing, additional or truncated tensor."""
-    kinds = header["memory"]
-    for name in [*kinds, *memory]:
-        found = _kind(memory[name]) if name in memory else "missing"
+def _under(
+    prefix: str, tensors: Mapping[str, Tensor], kinds: Mapping[str, object]
+) -> dict[str, Tensor]:
+    """The tensors under a prefix; a missing, additional or truncated one is rejected."""
+    here = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    for name in [*kinds, *here]:
+        found = _kind(here[name]) if name in here else "missing"
         if found != kinds.get(name):
             wanted = kinds.get(name, "no such tensor")
             raise ConfigError(f"the state is damaged: {name} is {found}, not {wanted}")
-        if name in header["columns"] and memory[name].shape[-1] != parameters.size:
-            columns = f"{memory[name].shape[-1]} columns, not {parameters.size}"
-            raise ConfigError(f"the state is damaged: {name} has {columns}")
+    return here
+
+
+def _kept(tensors: Mapping[str, Tensor]) -> dict[int, StoredSamples]:
+    """Task → its samples for the drift check, on the CPU."""
+    by_task: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        task, _, key = name.partition(".")
+        by_task.setdefault(int(task), {})[key] = tensor.detach().to("cpu", copy=True)
+    return {task: StoredSamples.restore([by_task[task]]) for task in sorted(by_task)}
 
 
 def _difference(shapes: Mapping[str, tuple[int, ...]], parameters: Parameters) -> str:

@@ -1,8 +1,8 @@
-"""Changing an optimizer's steps: hooks before and after each of them."""
+"""Changing the steps of optimizers: hooks before and after each of them."""
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, final
 
@@ -15,12 +15,13 @@ from forgetless.guard.batches.samples import StoredSamples
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.report import Removed
 from forgetless.guard.view import GuardView
+from forgetless.guard.watch import Watch
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
-from forgetless.support.errors import ConfigError, TrainingError
+from forgetless.support.errors import ConfigError, TrainingError, warn_caller
 
 Projected = Literal["update", "gradient"]
 
@@ -48,7 +49,7 @@ class Hook:
 
 @final
 class Steps:
-    """Lets a method change every step of an optimizer.
+    """Lets a method change every step of one or several optimizers.
 
     Arguments:
         model: the model.
@@ -57,6 +58,7 @@ class Steps:
         generator: of random memory batches.
         prepare: called before a step that the method changes, to make its first state or to move
             the state when the model was moved.
+        check: called after each of these steps, such as for the drift of the outputs.
         ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
@@ -67,6 +69,7 @@ class Steps:
         project: Projected,
         generator: torch.Generator,
         prepare: Callable[[], None],
+        check: Callable[[], None],
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
@@ -74,10 +77,13 @@ class Steps:
         self.project = project
         self.generator = generator
         self._prepare = prepare
+        self._check_after = check
         self._ranks = ranks
         self._parameters = model.parameters
         self._handles: list[RemovableHandle] = []
-        self.optimizer: Optimizer | None = None
+        self.optimizers: tuple[Optimizer, ...] = ()
+        self._stepping: tuple[Optimizer, ...] = ()  # the one that takes the present step
+        self.watch = Watch(self._parameters)
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
         self._has_before = False  # whether the parameters were read before the present step
@@ -100,37 +106,89 @@ class Steps:
         self.place = self._parameters.place
         self._restricted: dict[tuple[int, ...], Any] = {}
         self.removed = Removed(self._parameters.names, self._ranks)
+        self.watch_from_now()
         self._read_all = GraphedFunction(self._read)
         self._correct_all = GraphedFunction(
             partial(self._correct, tuple(range(len(self.removed.names))))
         )
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Change the steps of this optimizer, and of no other."""
-        self._check(optimizer)
-        self.remove()
-        self.optimizer = optimizer
-        self._handles = [
-            optimizer.register_step_pre_hook(Hook(self, self._before_step)),
-            optimizer.register_step_post_hook(Hook(self, self._after_step)),
-        ]
+    def attach(self, optimizers: Sequence[Optimizer]) -> None:
+        """Change the steps of these optimizers, and of no others."""
+        self.check(optimizers)
+        was_attached = self.is_attached
+        self.watch.between_steps()
+        self.detach()
+        self.optimizers = tuple(optimizers)
+        for optimizer in optimizers:
+            self._handles += [
+                optimizer.register_step_pre_hook(Hook(self, self._before_step)),
+                optimizer.register_step_post_hook(Hook(self, self._after_step)),
+            ]
+        if not was_attached:
+            self.watch_from_now()
 
     def remove(self) -> None:
-        """Detach from the optimizer."""
+        """Detach from the optimizers, and watch no more."""
+        self.watch.between_steps()
+        self.watch.end()
+        self.detach()
+
+    def detach(self) -> None:
+        """Detach from the optimizers, to attach to others."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _check(self, optimizer: Optimizer) -> None:
+    @property
+    def is_attached(self) -> bool:
+        """Whether any optimizer's steps are changed."""
+        return bool(self._handles)
+
+    @property
+    def groups(self) -> int:
+        """The number of the optimizers' parameter groups."""
+        return sum(len(optimizer.param_groups) for optimizer in self.optimizers)
+
+    def watch_from_now(self, *, may_load: bool = False) -> None:
+        """Notice changes of the parameters, if there is something to lose.
+
+        Arguments:
+            may_load: whether the weights may still be loaded, as when training resumes.
+        """
+        if self._handles and self.task and self.method.protects:
+            self.watch.begin(self.task, may_load=may_load)
+        else:
+            self.watch.end()
+
+    def check(self, optimizers: Sequence[Optimizer], successor_of: "Steps | None" = None) -> None:
+        """Reject optimizers whose steps this guard cannot change.
+
+        Arguments:
+            optimizers: the optimizers.
+            successor_of: what changes their steps now, and will be removed.
+        """
         mine = {id(t): n for n, t in zip(self._parameters.names, self._parameters.tensors)}
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not trained & mine.keys():
+        trained = [
+            {id(p) for group in optimizer.param_groups for p in group["params"]} & mine.keys()
+            for optimizer in optimizers
+        ]
+        if not any(trained):
             raise ConfigError("the optimizer trains none of the protected parameters")
-        hooks = optimizer._optimizer_step_post_hooks.values()
-        for other in (hook.steps for hook in hooks if isinstance(hook, Hook)):
+        if len(optimizers) > 1 and self.method.needs_batch:
+            raise ConfigError(
+                f"{self.method.name} uses the batch of every step, and several optimizers take "
+                "several steps with it: it is for one optimizer"
+            )
+        twice = [n for i, n in mine.items() if sum(i in some for some in trained) > 1]
+        if twice and self.project == "gradient":
+            raise ConfigError(
+                f"two optimizers train {twice[0]}, whose gradient {self.method.name} would change "
+                "twice: give each optimizer its own parameters"
+            )
+        for other in (steps for optimizer in optimizers for steps in _guards_of(optimizer)):
             both = self.method.acts_on == other.method.acts_on == "update"
             common = [mine[id(t)] for t in other._parameters.tensors if id(t) in mine]
-            if other is not self and common and both:
+            if other not in (self, successor_of) and common and both:
                 raise ConfigError(
                     f"another guard projects this optimizer's steps of {common[0]} already, and "
                     "of two projections only the last one holds; call its remove() first"
@@ -145,6 +203,8 @@ class Steps:
         self._prepare()  # also of a method that is idle: its first state is of these weights
         if not self.is_active:
             return None
+        self._stepping = (optimizer,)
+        self.watch.before_step()
         if self.project == "update":
             self._read_all(self._parameters.pointers(), self.place[0])
             self._has_before = True
@@ -175,7 +235,11 @@ class Steps:
                 self._correct(movable)
             self._count_projection()
         self.steps += 1
-        self.batch = None
+        self.batch, self._stepping = None, ()
+        for steps in _guards_of(optimizer):
+            steps.watch.after_step(is_own=steps is self)
+        if self.is_active:
+            self._check_after()
 
     def view(self, theta: Tensor | None = None, movable: Tensor | None = None) -> GuardView:
         """The method's view at this step.
@@ -190,7 +254,7 @@ class Steps:
             self.storage,
             task=self.task,
             step=self.steps,
-            optimizer=self.optimizer,
+            optimizers=self._stepping or self.optimizers,
             theta=theta,
             movable=movable,
             batch=self.batch,
@@ -279,7 +343,7 @@ class Steps:
         A GPU is asked only now and then, since it waits, and a sharded model not at all. What a
         loss scaler leaves out may be infinite.
         """
-        skips = getattr(self.optimizer, "found_inf", None) is not None
+        skips = any(getattr(o, "found_inf", None) is not None for o in self._stepping)
         waits = g.device.type != "cpu" and (self.steps % _CHECK_EVERY > 0 or self._is_recordable())
         if skips or waits or self._ranks is not None or _is_finite(changed):
             return
@@ -290,7 +354,7 @@ class Steps:
             self._warned_of_infinite = True
             what = "loss's gradient" if self.project == "gradient" else "optimizer's update"
             remedy = "a smaller learning rate, or a GradScaler in half precision, may help"
-            warnings.warn(f"the {what} is {where}; {remedy}", stacklevel=5)
+            warn_caller(f"the {what} is {where}; {remedy}")
 
     def _restrict(self, state: Subspace, movable: tuple[int, ...], columns: list[slice]) -> Any:
         """The subspace restricted to the movable parameters, cached for every choice of them."""
@@ -314,8 +378,8 @@ class Steps:
             self._warned = True
             warnings.warn(
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                "removed; store fewer directions (components, samples, max_rank) or protect fewer "
-                "parameters (params)",
+                f"removed; {self.method.advice(more=False) or 'store less'} or protect "
+                "fewer parameters (params)",
                 stacklevel=5,
             )
 
@@ -323,3 +387,9 @@ class Steps:
 def _is_finite(vector: Tensor) -> bool:
     # A sum needs no memory; one that overflows may be of finite numbers.
     return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
+
+
+def _guards_of(optimizer: Optimizer) -> Iterator[Steps]:
+    """What changes the optimizer's steps."""
+    hooks = optimizer._optimizer_step_post_hooks.values()
+    return (hook.steps for hook in hooks if isinstance(hook, Hook))

@@ -19,7 +19,7 @@ from forgetless.support.errors import ConfigError, DataError, NoSamplesError
 from forgetless.support.layout import Layout
 from forgetless.support.options import whole
 from forgetless.support.streams import random_subset
-from forgetless.tangent import Moments, TangentFeatures
+from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
 # Samples whose per-sample gradients are in memory at once when only their sum is wanted.
 _FISHER_CHUNK = 1024
@@ -35,7 +35,7 @@ class GuardView:
         storage: how directions are stored.
         task: the task that is being learned, from 0.
         step: steps taken before this one.
-        optimizer: the optimizer, which has the learning rate.
+        optimizers: those that take the step, which have the learning rate.
         theta: the weights, (1, p); None for the present ones.
         movable: mask (p,) of the parameters that can move; None for all.
         batch: the present batch, if it is known.
@@ -49,7 +49,7 @@ class GuardView:
         *,
         task: int,
         step: int,
-        optimizer: Optimizer | None,
+        optimizers: Sequence[Optimizer],
         theta: Tensor | None = None,
         movable: Tensor | None = None,
         batch: StoredSamples | None = None,
@@ -59,7 +59,7 @@ class GuardView:
         self.task = task
         self._generator = generator
         self._step = step
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._theta = theta
         self._movable = movable
         self._batch = batch
@@ -83,9 +83,9 @@ class GuardView:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the optimizer's first group with protected parameters."""
+        """The learning rate of the stepping optimizer's first group with protected parameters."""
         self._require_unrecorded()
-        return self.model.parameters.learning_rate(self._optimizer)
+        return self.model.parameters.learning_rate(self._optimizers)
 
     @property
     def batch(self) -> StoredSamples:
@@ -153,6 +153,10 @@ class GuardView:
         require_labels(self.model.output, self.model.label_count(samples.parts))
         return Moments.of_seeds([found])
 
+    def input_moments(self, samples: StoredSamples) -> InputMoments:
+        """The second moments of the layers' inputs."""
+        return InputMoments.of_seeds([self.model.input_moments(samples)])
+
     def layer_inputs(self, samples: StoredSamples) -> dict[str, Tensor]:
         """Weight of a layer → its inputs on samples, (1, N, d)."""
         return {name: x.unsqueeze(0) for name, x in self.model.layer_inputs(samples).items()}
@@ -204,6 +208,7 @@ class GuardedTask:
         self.model = model.gathered()
         self.data = data
         self._drawn: StoredSamples | None = None
+        self._used: StoredSamples | None = None  # for features or gradients
 
     @property
     def size(self) -> int:
@@ -213,7 +218,7 @@ class GuardedTask:
     def draw(self, count: int) -> StoredSamples:
         """A random choice of its training samples."""
         whole(1).check("draw's count", count)
-        self._drawn = self.data.draw(count)
+        self._drawn = self._used = self.data.draw(count)
         return self._drawn
 
     def batches(self, size: int) -> Iterator[StoredSamples]:
@@ -234,6 +239,10 @@ class GuardedTask:
         if self._drawn is not None:
             self.model.require_losses(self._drawn)
 
+    def blind(self, *, of_loss: bool) -> list[str]:
+        """The protected parameters of which no sample that was used has a gradient."""
+        return [] if self._used is None else self.model.blind(self._used, of_loss=of_loss)
+
     def squared_loss_gradients(self) -> Tensor:
         """Σ over the training samples of the squared gradient of a sample's loss, (1, p)."""
         parameters = self.model.parameters
@@ -242,6 +251,8 @@ class GuardedTask:
         waiting: list[Part] = []
         seen = labels = 0
         for part in self.data.batches():
+            if self._used is None:
+                self._used = StoredSamples((part,))
             waiting.append(part)
             seen += len(part)
             labels += self.model.label_count([part])

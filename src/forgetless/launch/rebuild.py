@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, build_scenario
 from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError
 from forgetless.support.imports import load_object
+from forgetless.support.layout import is_under
 from forgetless.support.options import select_options
 from forgetless.support.plugins import PluginKind, installed
 from forgetless.trace import Trace
@@ -54,7 +55,7 @@ class Rebuilt:
             reason = " ".join(str(error).split())
             raise ConfigError(f"the weights do not fit the model of the run: {reason}") from error
         for name, parameter in module.named_parameters():
-            frozen = name.startswith(self.training.prefixes["freeze"])
+            frozen = is_under(name, self.training.prefixes["freeze"])
             parameter.requires_grad_(parameter.requires_grad and not frozen)
         return module
 
@@ -65,7 +66,7 @@ class Rebuilt:
             few = self.tasks.task(0, (0,)).train.subset(torch.arange(2))
             heads = head_of(module, samples_of(few)[0], self.tasks.n_outputs)
         trained = [name for name, p in module.named_parameters() if p.requires_grad]
-        return [n for n in trained if n.startswith(self.training.prefixes["unprotected"] + heads)]
+        return [n for n in trained if is_under(n, self.training.prefixes["unprotected"] + heads)]
 
 
 def rebuild(

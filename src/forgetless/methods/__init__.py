@@ -5,16 +5,20 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
+from forgetless.methods.adam_nscl import AdamNSCL
 from forgetless.methods.agem import AGEM
 from forgetless.methods.base import ActsOn, Method
 from forgetless.methods.ewc import EWC
 from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
+from forgetless.methods.gpm import GPM
 from forgetless.methods.joint import Joint
+from forgetless.methods.kfac_laplace import KFACLaplace
 from forgetless.methods.kron_ogd import KronOGD
 from forgetless.methods.ogd import OGD
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
+from forgetless.methods.sgp import SGP
 from forgetless.methods.view import FinishedTask, LoadSamples, Samples, SampleSet, View, choose
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import option, setting_name
@@ -25,13 +29,17 @@ __all__ = [
     "EWC",
     "GEM",
     "GEMNT",
+    "GPM",
     "METHODS",
     "OGD",
     "PCAOGD",
     "SGD",
+    "SGP",
     "ActsOn",
+    "AdamNSCL",
     "FinishedTask",
     "Joint",
+    "KFACLaplace",
     "KronOGD",
     "LoadSamples",
     "Method",
@@ -58,11 +66,15 @@ METHODS: dict[str, type[Method[Any]]] = {
     OGD.name: OGD,
     PCAOGD.name: PCAOGD,
     KronOGD.name: KronOGD,
+    KFACLaplace.name: KFACLaplace,
+    GPM.name: GPM,
+    SGP.name: SGP,
+    AdamNSCL.name: AdamNSCL,
 }
 
 
 def method_class(name: str) -> type[Method[Any]]:
-    """The method of that name: a built-in one, an installed plug-in, or `my_file.py:GPM`."""
+    """The method of that name: a built-in one, an installed plug-in, or `my_file.py:OWM`."""
     if name in METHODS:
         return METHODS[name]
     found = plugin("method", name, METHODS)
@@ -99,5 +111,5 @@ def build_method(name: str, settings: Mapping[str, Any]) -> Method[Any]:
 
 def method_settings(method: Method[Any]) -> dict[str, Any]:
     """The settings from which `build_method` makes the same method."""
-    of: Any = method
-    return {setting_name(f): getattr(method, f.name) for f in fields(of)}
+    made: Any = method  # a dataclass, which its type does not say
+    return {setting_name(f): getattr(method, f.name) for f in fields(made)}

@@ -30,6 +30,7 @@ class AGEM(Rehearsal[Any]):
     label: ClassVar[str] = "A-GEM"
     summary: ClassVar[str] = "averaged GEM: no step against the memory's loss gradient"
     acts_on = "update"
+    protected_by = "memory"
     memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
     batch_size: int = option(
         256, "Stored samples in a step.", accepted=whole(1), setting="agem_batch"

@@ -2,8 +2,7 @@
 
 A method is a frozen dataclass of hyperparameters and three functions; what it remembers is a value
 that is handed back and forth. It sees the model and the training through a `View` alone, never the
-optimizer or the loop. Every vector has a leading dimension of S seeds that do not know of each
-other.
+optimizer or the loop. Every vector has a leading dimension of S independent seeds.
 """
 
 from abc import ABC, abstractmethod
@@ -44,6 +43,8 @@ class Method(ABC, Generic[State]):
             draws by `View.choice` alone, so that a GPU may record it. Only the first is checked.
         separable: whether `update` changes each weight by that weight's own numbers alone, so that
             the processes of a sharded model can each have a part of them.
+        zero_for_new_weights: whether the numbers per weight in its state are zero for a weight that
+            no task has used, so that a layer may get more rows.
         replaces: setting → another setting that is not used where the first is given.
         state_types: classes of the state that are defined outside the method's module.
     """
@@ -59,6 +60,7 @@ class Method(ABC, Generic[State]):
     idle_before_first_task: ClassVar[bool] = False
     recordable: ClassVar[bool] = False
     separable: ClassVar[bool] = False
+    zero_for_new_weights: ClassVar[bool] = False
     replaces: ClassVar[Mapping[str, str]] = {}
     state_types: ClassVar[tuple[type, ...]] = ()
 
@@ -121,6 +123,17 @@ class Method(ABC, Generic[State]):
     def steadied_by(self) -> str:
         """What, besides a smaller learning rate, may help where training diverges."""
         return ""
+
+    @property
+    def protected_by(self) -> str:
+        """The hyperparameter that protects more the larger it is, if one does; for advice."""
+        return ""
+
+    def advice(self, *, more: bool) -> str:
+        """What to set so that earlier tasks are protected more, or less; "" if unknown."""
+        name = self.protected_by
+        value = getattr(self, name, "its value")
+        return f"set {name} {'above' if more else 'below'} {value}" if name else ""
 
     @property
     def reaches_heads(self) -> bool:

@@ -48,10 +48,12 @@ class EWC(Method[Elastic]):
     label: ClassVar[str] = "EWC"
     summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
     acts_on = "gradient"
+    protected_by = "strength"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True
     recordable: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    zero_for_new_weights: ClassVar[bool] = True
     strength: float = option(
         10.0, "Weight of the penalty.", accepted=real(0), setting="ewc_strength"
     )

@@ -37,6 +37,7 @@ class Joint(Rehearsal[Everything]):
     summary: ClassVar[str] = "training on all tasks so far, the upper reference"
     keeps_all_data: ClassVar[bool] = True
     acts_on = "gradient"
+    protected_by = "batch_size"
     batch_size: int = option(
         32, "Samples of earlier tasks in a step.", accepted=whole(1), setting="joint_batch"
     )

@@ -55,6 +55,14 @@ class KronOGD(Orthogonal):
         setting="kron_outputs",
     )
 
+    protected_by = "energy"
+
+    def advice(self, *, more: bool) -> str:
+        """The energy; or the drift that is allowed, which protects more the smaller it is."""
+        if self.energy is not None:
+            return super().advice(more=more)
+        return f"set drift {'below' if more else 'above'} {self.drift}"
+
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""
         empty = KroneckerSubspace.empty(view.layout, view.theta, view.storage)

@@ -24,6 +24,7 @@ class OGD(Orthogonal):
     name: ClassVar[str] = "ogd"
     label: ClassVar[str] = "OGD"
     summary: ClassVar[str] = "orthogonal gradient descent: steps orthogonal to samples' features"
+    protected_by = "samples"
     samples: int = option(
         100, "Samples of each task whose features are stored.", accepted=whole(1), setting="memory"
     )

@@ -44,6 +44,11 @@ class PCAOGD(Orthogonal):
         accepted=SHARE,
     )
 
+    @property
+    def protected_by(self) -> str:
+        """The number of directions, or their share of the variance."""
+        return "components" if self.variance is None else "variance"
+
     def consolidate(self, state: Subspace, view: View, task: FinishedTask) -> Subspace:
         """Add the principal directions of the task's features."""
         features = view.features(task.draw(self.samples))

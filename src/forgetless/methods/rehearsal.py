@@ -24,6 +24,7 @@ class Rehearsal(Method[State], ABC):
 class PerTaskRehearsal(Rehearsal[tuple[Any, ...]], ABC):
     """A method that stores some samples of each task, apart from those of the others."""
 
+    protected_by = "memory"
     memory: int
 
     def init(self, view: View) -> tuple[Any, ...]:

@@ -4,9 +4,8 @@ A state is made of None, numbers, texts, tuples, lists, dicts, frozen dataclasse
 leading dimension of S seeds, sample sets and directions. It is never changed in place.
 """
 
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
@@ -19,24 +18,29 @@ from forgetless.subspace import (
     DenseSubspace,
     Directions,
     FactoredSubspace,
+    InputSubspace,
     KroneckerSubspace,
     Storage,
 )
 from forgetless.support.errors import ConfigError, require
+from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.layout import Growth
 
-STRUCTURE = "structure"  # the entry that says how a state is built, JSON as bytes
+STRUCTURE = "structure"  # the entry that says how a state is built
 _PLAIN = (bool, int, float, str, type(None))
-_DIRECTIONS = {kind.__name__: kind for kind in (DenseSubspace, FactoredSubspace, KroneckerSubspace)}
+_DIRECTIONS = {
+    kind.__name__: kind
+    for kind in (DenseSubspace, FactoredSubspace, InputSubspace, KroneckerSubspace)
+}
 
 
 def state_tensors(state: Any, seed: int) -> dict[str, Tensor]:
     """The tensors of one seed by their path in the state, and how it is built."""
     tensors: dict[str, Tensor] = {}
-    structure = _taken_apart(state, seed, "", tensors)
+    structure = _flattened(state, seed, "", tensors)
     if STRUCTURE in tensors:
         raise ConfigError(f"a state cannot have a tensor of the name {STRUCTURE!r}")
-    text = json.dumps(structure, separators=(",", ":")).encode()
-    return tensors | {STRUCTURE: torch.frombuffer(bytearray(text), dtype=torch.uint8).clone()}
+    return tensors | {STRUCTURE: json_tensor(structure)}
 
 
 def restored_state(
@@ -55,7 +59,7 @@ def restored_state(
         storage: how directions are stored.
         load: from the tensors of each seed to a sample set.
     """
-    structure = json.loads(bytes(of_seeds[0][STRUCTURE].cpu().tolist()))
+    structure = json_value(of_seeds[0][STRUCTURE])
     return _Reader(of_seeds, method, theta, storage, load).read(structure, "")
 
 
@@ -164,12 +168,47 @@ def check_storage(method: Method[Any], state: Any, asked: Storage) -> None:
     require(of_state == of_run, "storage", str(asked), one_way)
 
 
+def grown_state(method: Method[Any], state: Any, growth: Growth, theta: Tensor) -> Any:
+    """The state for a network with more weights, of which no task has used the new ones.
+
+    A state that knows how has a function `grown(growth, theta)`, as directions do.
+
+    Arguments:
+        method: whose state it is.
+        state: for the weights before.
+        growth: which weights are new.
+        theta: all weights, (S, p').
+    """
+
+    def grown(leaf: Any) -> Any:
+        if hasattr(leaf, "grown"):
+            return leaf.grown(growth, theta)
+        per_weight = isinstance(leaf, Tensor) and leaf.shape[-1:] == (growth.old.size,)
+        if not per_weight or not leaf.is_floating_point():
+            return leaf
+        if not method.zero_for_new_weights:
+            raise ConfigError(
+                f"{type(method).__name__} stores numbers per weight and does not say what they "
+                "are for new ones, so the protected layers cannot get more rows: say "
+                "zero_for_new_weights = True in the method if they are zero"
+            )
+        return growth.padded(leaf)
+
+    new = grown(state) if hasattr(state, "grown") else _with_leaves(state, grown)
+    return check_state(method, new, len(theta))
+
+
 def _contiguous(node: Any) -> Any:
     """The same tree with contiguous tensors; itself if they are."""
-    if isinstance(node, Tensor):
-        return node.contiguous()
-    parts = _children(node) or {}
-    found = [_contiguous(part) for part in parts.values()]
+    return _with_leaves(node, lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf)
+
+
+def _with_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tree with its leaves changed; itself if they are as before."""
+    parts = _children(node)
+    if parts is None:
+        return change(node)
+    found = [_with_leaves(part, change) for part in parts.values()]
     if all(new is old for new, old in zip(found, parts.values(), strict=True)):
         return node
     if isinstance(node, Mapping):
@@ -227,7 +266,7 @@ def _marks(state: Any) -> Iterator[object]:
             yield path, leaf
 
 
-def _taken_apart(node: Any, seed: int, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _flattened(node: Any, seed: int, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """How a node is built; its tensors are put into the dictionary."""
     prefix = f"{path}." if path else ""
     if isinstance(node, Tensor):
@@ -243,7 +282,7 @@ def _taken_apart(node: Any, seed: int, path: str, tensors: dict[str, Tensor]) ->
     parts = _children(node)
     if parts is None:
         raise ConfigError(f"a state cannot hold {_described(node)}")
-    built = {name: _taken_apart(p, seed, prefix + name, tensors) for name, p in parts.items()}
+    built = {name: _flattened(p, seed, prefix + name, tensors) for name, p in parts.items()}
     if isinstance(node, Mapping):
         numbers = [key for key in node if not isinstance(key, str)]
         if any(not isinstance(key, int) for key in numbers) or len(parts) != len(node):

@@ -1,6 +1,6 @@
 """What a method sees of the model and its training: the same in `fit` and in a guard.
 
-Every tensor has a leading dimension of S seeds that do not know of each other; in a guard S is 1.
+Every tensor has a leading dimension of S independent seeds; in a guard S is 1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from forgetless.subspace import Storage
 from forgetless.support.errors import require
 from forgetless.support.layout import Layout
-from forgetless.tangent import Moments, TangentFeatures
+from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
 FeatureOutputs = Literal["class", "all"]
 MomentOutputs = Literal["all", "class", "fisher"]
@@ -189,6 +189,12 @@ class View(Protocol):
             outputs: whose gradients: of "all" outputs that compete for the sample (in a guard, of
                 the protected ones), by a random combination of them; of the true "class"; or of
                 the log-likelihood of a label that the model draws, the "fisher" matrix.
+        """
+
+    def input_moments(self, samples: Any) -> InputMoments:
+        """The second moments of the inputs of each protected weight, with a leading dimension of S.
+
+        Samples may interact, since no gradients are taken.
         """
 
     def layer_inputs(self, samples: Any) -> Mapping[str, Tensor]:

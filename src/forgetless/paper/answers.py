@@ -25,7 +25,7 @@ def _agem(protocols: Data) -> str:
     parts = []
     for protocol, words in _PROTOCOLS.items():
         methods = protocols["cifar"].get(protocol, {})
-        known = {m: of["average"] for m, of in methods.items() if DIVERGED not in of}
+        known = {m: result["average"] for m, result in methods.items() if DIVERGED not in result}
         if "a-gem" not in known:
             parts.append(f"{words} {DIVERGED if 'a-gem' in methods else 'not measured yet'}")
             continue

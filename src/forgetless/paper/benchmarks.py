@@ -235,8 +235,8 @@ class Run:
         # The choice of validation images, which was another one before it had a seed.
         chosen = {"validation_seed"} if config.validation_per_class else set()
         names &= _OLD_SETTINGS | changed | chosen
-        values, of = asdict(config), vars(method)
-        options = {name: value for name, value in of.items() if value is not None}
+        values = asdict(config)
+        options = {name: value for name, value in vars(method).items() if value is not None}
         return {
             "scenario": config.scenario,
             "method": {"name": config.method} | options,

@@ -54,7 +54,7 @@ class Plan:
         train: whether to train missing runs. If not, their cells are left out, and artefacts
             without any run are refused.
         engine: trains them.
-        storage: address of the traces in shared storage; `runs` is then this machine's copy.
+        shared: address of the traces in shared storage; `runs` is then this machine's copy.
     """
 
     scale: Scale
@@ -64,7 +64,7 @@ class Plan:
     device: str = "auto"
     train: bool = True
     engine: Engine = field(default_factory=InProcess)
-    storage: str | None = None
+    shared: str | None = None
 
 
 def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
@@ -75,7 +75,7 @@ def build(artefacts: Sequence[Artefact], plan: Plan, watch: Watcher) -> None:
     """
     begun = time.perf_counter()
     results = load_results(plan.results, list(ARTEFACTS))
-    workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results, plan.storage)
+    workshop = Workshop(plan.scale, plan.runs, plan.data, plan.device, results, plan.shared)
     waiting = list(artefacts)
     refused: list[TraceError] = []
     while waiting:

@@ -38,9 +38,9 @@ def accuracies(trace: Trace) -> dict[str, Any]:
     }
 
 
-def picked(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def picked(result: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Some of a run's `accuracies`, or that it diverged."""
-    return {name: of[name] for name in (*names, DIVERGED) if name in of}
+    return {name: result[name] for name in (*names, DIVERGED) if name in result}
 
 
 def mean(values: Any) -> float:
@@ -73,26 +73,26 @@ def shown(values: Any, digits: int = 1) -> str:
     return f"{mean(values):.{digits}f} ± {std(values):.{digits}f}"
 
 
-def average(of: Mapping[str, Any]) -> str:
+def average(result: Mapping[str, Any]) -> str:
     """A_T of a run."""
-    return shown(of["average"])
+    return shown(result["average"])
 
 
-def both(of: Mapping[str, Any]) -> str:
+def both(result: Mapping[str, Any]) -> str:
     """A_T and F_T of a run."""
-    return f"{average(of)} / {shown(of['forgetting'])}"
+    return f"{average(result)} / {shown(result['forgetting'])}"
 
 
-def cell(of: Mapping[str, Any] | None, show: Callable[[Mapping[str, Any]], str] = both) -> str:
+def cell(result: Mapping[str, Any] | None, show: Callable[[Mapping[str, Any]], str] = both) -> str:
     """A run's cell in a table: its numbers, "diverged", or – if it was not measured.
 
     Arguments:
-        of: the data of the run, or None.
+        result: the data of the run, or None.
         show: the numbers as text.
     """
-    if of is None:
+    if result is None:
         return UNMEASURED
-    return DIVERGED if DIVERGED in of else show(of)
+    return DIVERGED if DIVERGED in result else show(result)
 
 
 def same_device(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -74,7 +74,7 @@ def _head(records: Results) -> list[str]:
     small = _is_small(records)
     title = "# The paper, reproduced and judged" + (" (small)" if small else "")
     scale = SCALES["small" if small else "full"]
-    named = ((NAMES[key], of.title) for key, of in scale.benchmarks.items())
+    named = ((NAMES[key], task_set.title) for key, task_set in scale.benchmarks.items())
     titles = ", ".join(f"*{name}* is {title}" for name, title in named if name != title)
     seeds = sorted({str(record["seeds"]) for record in records.values()})
     lines = [
@@ -149,13 +149,13 @@ def _provenance(records: Results) -> list[str]:
     """Where the numbers come from."""
     rows = []
     for name, record in records.items():
-        of = record["provenance"]
+        source = record["provenance"]
         with readable(name):
             # Without training, the device and versions are those of the measurement.
-            made = list(of["runs"].values()) or [of]
+            made = list(source["runs"].values()) or [source]
             where = ["; ".join(sorted({run[part] for run in made})) for part in _MADE_WITH]
-            seconds = [f"{of[f'seconds {what}']:.0f}" for what in ("training", "measuring")]
-            rows.append([f"`{name}`", str(len(of["runs"])), *seconds, *where])
+            seconds = [f"{source[f'seconds {what}']:.0f}" for what in ("training", "measuring")]
+            rows.append([f"`{name}`", str(len(source["runs"])), *seconds, *where])
     headings = ["artefact", "runs", "seconds training", "seconds measuring"]
     return [
         "## Where the numbers come from",

@@ -25,9 +25,9 @@ def rounded(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): rounded(of) for key, of in value.items()}
+        return {str(key): rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(of) for of in value]
+        return [rounded(one) for one in value]
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     return value

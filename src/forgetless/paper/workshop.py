@@ -140,7 +140,7 @@ class Workshop:
         data: folder with datasets, or None.
         device: in the format of the command line.
         results: of artefacts built before.
-        storage: address of the runs in shared storage; `runs` is then this machine's copy.
+        shared: address of the runs in shared storage; `runs` is then this machine's copy.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class Workshop:
         data: Path | None,
         device: str,
         results: Results,
-        storage: str | None = None,
+        shared: str | None = None,
     ) -> None:
         self.scale = scale
         self.runs = runs
         self.data = data
         self.device = resolve_device(device)
         self.results = results
-        self.storage = storage
+        self.shared = shared
         self._pulled: set[str] = set()
         self.used: dict[str, Trace] = {}  # by key, since the last `begin`
         self.probed: list[ProbeResult] = []  # used since then
@@ -201,8 +201,8 @@ class Workshop:
                     trace = load_trace(order.folder)
                     trace.outcome[DIVERGED] = True
                     trace.save_record()
-                    if order.storage is not None:
-                        publish(order.storage, order.folder, order.config.seed_list())
+                    if order.shared is not None:
+                        publish(order.shared, order.folder, order.config.seed_list())
                 elif error is not None and engine.workers == 1:
                     raise error
                 elif error is not None:
@@ -223,7 +223,7 @@ class Workshop:
             keep,
             resume=self._is_unfinished(folder, config, keep),
             size=run.effort,
-            storage=None if self.storage is None else f"{self.storage}/{run.key}",
+            shared=None if self.shared is None else f"{self.shared}/{run.key}",
         )
 
     @staticmethod
@@ -235,10 +235,10 @@ class Workshop:
 
     def _pull(self, run: Run) -> None:
         """Copy a run from shared storage, once."""
-        if self.storage is None or run.key in self._pulled:
+        if self.shared is None or run.key in self._pulled:
             return
         self._pulled.add(run.key)
-        address, folder = f"{self.storage}/{run.key}", self.runs / run.key
+        address, folder = f"{self.shared}/{run.key}", self.runs / run.key
         download_state(address, folder)
         if is_trace(folder):
             download(address, folder)

@@ -5,6 +5,7 @@ from torch import Tensor
 from forgetless.subspace.base import Directions, Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.factored import FactoredSubspace
+from forgetless.subspace.inputs import InputSubspace
 from forgetless.subspace.kronecker import KroneckerSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, STORAGES, Storage
 
@@ -15,6 +16,7 @@ __all__ = [
     "DenseSubspace",
     "Directions",
     "FactoredSubspace",
+    "InputSubspace",
     "KroneckerSubspace",
     "Record",
     "Storage",

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import ClassVar, Self, final
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forgetless.subspace.storage import DENSE, Storage, most_directions
 from forgetless.support.errors import ConfigError, DataError, require
+from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import TangentFeatures
 
@@ -80,6 +81,17 @@ class Directions(ABC):
         raise ConfigError(
             f"{type(self).__name__} has no `restricted`, so all protected parameters must be "
             "trained in every step"
+        )
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        """The same directions in a network with more weights, which are free.
+
+        Arguments:
+            growth: which weights are new.
+            theta: all weights, (S, p').
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no `grown`, so the protected layers cannot get more rows"
         )
 
     def moved_to(self, storage: Storage, theta: Tensor) -> "Directions":
@@ -158,6 +170,23 @@ class Subspace(Directions):
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
         """With the samples' top directions, one operator per seed."""
+
+
+def require_no_rows(storage: Storage, what: str) -> None:
+    """Reject a storage for rows as long as the model, which some directions do not have."""
+    if replace(storage, max_rank=None, ranks=None, layout=None) != DENSE:
+        raise ConfigError(
+            f"storage must be 'dense' for {what}, not {storage}: it has no rows as long as the "
+            "model; a budget makes it smaller"
+        )
+
+
+def stored_layout(shapes: Mapping[str, Sequence[int]], theta: Tensor, storage: Storage) -> Layout:
+    """The layout of weights theta (S, p), for directions stored with their parameters' shapes."""
+    layout = storage.layout or Layout({name: tuple(shape) for name, shape in shapes.items()})
+    if layout.size != theta.shape[1]:
+        raise ConfigError(f"the directions are of {layout.size} weights, not {theta.shape[1]}")
+    return layout
 
 
 def refuse_infinite(*totals: float) -> None:

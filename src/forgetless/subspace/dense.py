@@ -21,6 +21,7 @@ from forgetless.subspace.projection import (
 from forgetless.subspace.storage import DENSE, SQUARE_BYTES, Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
+from forgetless.support.layout import Growth
 from forgetless.tangent import (
     TangentFeatures,
     merged,
@@ -156,7 +157,7 @@ class DenseSubspace(Subspace):
         refuse_infinite(*totals)
         shares = [one / max(total, TINY) for one, total in zip(squares, totals, strict=True)]
         problems = zip(vectors, self.rows, lengths, strict=True)
-        found = [_taken_apart(*problem, ranks) for problem in problems]
+        found = [_new_rows(*problem, ranks) for problem in problems]
         count = self.rank + max(len(new) for new, _ in found)
         rows = self._room(count, vectors[0])
         rows[:, : self.rank] = self.rows
@@ -205,6 +206,10 @@ class DenseSubspace(Subspace):
             rows = rows.pin_memory()
         return replace(kept, rows=laid_out(rows))
 
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        rows = growth.padded(self.rows)
+        return replace(self, rows=rows, movable=None).stored(self.storage)
+
     def limited(self, limit: int) -> Self:
         """The best mixtures of all directions."""
         return replace(self.stored(replace(self.storage, max_rank=limit)), storage=self.storage)
@@ -246,7 +251,7 @@ def _agreed_weights(
     return ranks.broadcast(values), ranks.broadcast(weights), total
 
 
-def _taken_apart(
+def _new_rows(
     vectors: Tensor, old: Tensor, lengths: Tensor, ranks: Ranks | None
 ) -> tuple[Tensor, Tensor]:
     """Orthonormal rows that vectors (d, p) add to old ones (K, p), and A: vectors = A [old; new].

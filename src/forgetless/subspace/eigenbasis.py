@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.support.errors import ConfigError, DataError
-from forgetless.support.layout import Layout
+from forgetless.support.layout import Growth, Layout
 from forgetless.tangent import Moments
 
 
@@ -70,11 +70,11 @@ class Axis:
         """The axis of factor · (its moment)."""
         return replace(self, values=factor * self.values, rest=factor * self.rest)
 
-    def energies(self, moment: Tensor) -> Tensor:
-        """q_iᵀ M q_i of another moment M for each of the k vectors, (S, k)."""
+    def energies(self, moment: Tensor, count: int) -> Tensor:
+        """q_iᵀ M q_i of another moment M for the first vectors, (S, count)."""
         if self.is_standard:
-            return _diagonal(moment)
-        vectors = self.vectors.double()
+            return _diagonal(moment)[:, :count]
+        vectors = self.vectors[:, :, :count].double()
         return (vectors * (moment @ vectors)).sum(1)
 
     def cut(self, count: int) -> Self:
@@ -86,6 +86,17 @@ class Axis:
         rest = (self.trace - values.double().sum(1)).clamp_min(0) / (d - values.shape[1])
         vectors = self.vectors[:, :, : values.shape[1]].contiguous()
         return type(self)(vectors, values, rest.to(values))
+
+    def grown(self, count: int) -> Self:
+        """With so many more coordinates, in which the moment is zero.
+
+        What was cut away is spread over them too: its energy stays the same.
+        """
+        values, vectors = self.values, pad(self.vectors, (0, 0, 0, count))
+        if self.is_standard:
+            return replace(self, vectors=vectors, values=pad(values, (0, count)))
+        cut = self.vectors.shape[1] - values.shape[1]
+        return replace(self, vectors=vectors, rest=self.rest * (cut / max(1, cut + count)))
 
     def without_vectors(self) -> Self:
         """The standard basis, with the mean eigenvalue for every coordinate."""
@@ -118,7 +129,7 @@ class Eigenbasis:
 
     @classmethod
     def empty(cls) -> Self:
-        """Of no parameter."""
+        """The eigenbasis before the first task, of no parameter."""
         return cls({}, {}, {}, {}, {})
 
     def sides(self, weight: str) -> tuple[Axis, Axis]:
@@ -139,6 +150,7 @@ class Eigenbasis:
             like: an empty tensor of the dtype and device to store with.
         """
         old, new = tasks / (tasks + 1), 1 / (tasks + 1)
+        _finite(moments.squared_scalars)
         self._check(moments)
         source, inputs = dict(self.source), dict(self.inputs)
         for weight in moments.outputs:
@@ -184,10 +196,20 @@ class Eigenbasis:
                 "moments have no mean: leave it out with exclude=, or use PCAOGD"
             )
 
+    def grown(self, growth: Growth) -> Self:
+        """With more rows in some parameters, of which no task had a gradient."""
+        outputs = {name: axis.grown(growth.new_rows(name)) for name, axis in self.outputs.items()}
+        squares = {}
+        for name, square in self.squares.items():
+            trailing = (0, 0) * (square.dim() - 2)
+            more = growth.new_rows(name)
+            squares[name] = pad(square, (*trailing, 0, more)) if more else square
+        return replace(self, outputs=outputs, squares=squares)
+
     def total(self) -> Tensor:
         """The energy in all coordinates, (S,) in float64; also those without eigenvectors."""
         found = [g.trace * a.trace for g, a in map(self.sides, self.outputs)]
-        found += [square.double().flatten(1).sum(1) for square in self.squares.values()]
+        found += [_by_seed(square).double().sum(1) for square in self.squares.values()]
         return torch.stack(found).sum(0)
 
     def strong(self, threshold: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,8 +225,8 @@ class Eigenbasis:
             energy += (gamma * sums.gather(1, many)).sum(1)
             count += many.sum(1)
         for square in self.squares.values():
-            above = (square >= as_leading(threshold, square)).flatten(1)
-            energy += (square.double().flatten(1) * above).sum(1)
+            above = _by_seed(square >= as_leading(threshold, square))
+            energy += (_by_seed(square).double() * above).sum(1)
             count += above.sum(1)
         return energy, count
 
@@ -224,13 +246,26 @@ class Eigenbasis:
             squared = frame.coordinates(moved).square()
             yield energies.flatten(1), (energies * squared).flatten(1)
         for name, square in self.squares.items():
-            yield square.flatten(1), (square * moved[name].square()).flatten(1)
+            yield _by_seed(square), _by_seed(square * moved[name].square())
+
+    def product(self, vector: Tensor, layout: Layout) -> Tensor:
+        """The moments' product with a vector, G X A of every weight: (S, p) → (S, p)."""
+        parts = layout.split(vector)
+        found = {name: torch.zeros_like(part) for name, part in parts.items()}
+        for weight in self.outputs:
+            outputs, inputs = self.sides(weight)
+            energies = outputs.values.unsqueeze(2) * inputs.values.unsqueeze(1)
+            frame = Frame.of(self, weight, energies, layout)
+            frame.take_out(-frame.coordinates(parts), found)
+        for name, square in self.squares.items():
+            found[name] = square * parts[name]
+        return layout.join(found)
 
     def strongest(self) -> Tensor:
         """The largest energy, (S,) in float64; zero if there is none."""
         sides = [self.sides(weight) for weight in self.outputs]
         found = [outputs.values.amax(1) * inputs.values.amax(1) for outputs, inputs in sides]
-        found += [square.flatten(1).amax(1) for square in self.squares.values()]
+        found += [_by_seed(square).amax(1) for square in self.squares.values()]
         return torch.stack(found).amax(0).double()
 
     def masks(self, threshold: Tensor) -> dict[str, Tensor]:
@@ -264,14 +299,14 @@ class Eigenbasis:
             if weight in masks:
                 mask = masks[weight].double()
                 outputs, inputs = self.sides(weight)
-                rows = outputs.energies(g)[:, : mask.shape[1]]
-                columns = inputs.energies(a)[:, : mask.shape[2]]
+                rows = outputs.energies(g, mask.shape[1])
+                columns = inputs.energies(a, mask.shape[2])
                 energy += (rows.unsqueeze(1) @ mask @ columns.unsqueeze(2)).flatten()
         for name, square in moments.squares.items():
-            total += square.flatten(1).sum(1)
+            total += _by_seed(square).sum(1)
             if name in self.squares:
                 above = self.squares[name] >= as_leading(threshold, square)
-                energy += (square * above).flatten(1).sum(1)
+                energy += _by_seed(square * above).sum(1)
         return energy, total
 
     def cut(self, masks: Mapping[str, Tensor]) -> Self:
@@ -324,7 +359,7 @@ class Frame:
         v: those at the columns that are here, (S, c, l).
         bias_u: as `u`, at the bias's rows.
         bias_v: V at the bias, (S, 1, l).
-        mask: M, (S, k, l); None for all coordinates.
+        mask: M, (S, k, l), or with other weights than 0 and 1; None for all coordinates.
         is_partial: whether X is the sum of what the processes have.
     """
 
@@ -370,7 +405,7 @@ class Frame:
 
     def coordinates(self, parts: Mapping[str, Tensor]) -> Tensor:
         """X, of the parts of a step, (S, k, l)."""
-        step = parts[self.weight].flatten(2)
+        step = parts[self.weight].unsqueeze(2).flatten(2)
         x = step @ self.v if self.u is None else self.u.mT @ step @ self.v
         if self.bias:
             b = parts[self.bias].unsqueeze(2)
@@ -393,6 +428,11 @@ def as_leading(values: Tensor, tensor: Tensor) -> Tensor:
     return values.view(-1, *(1 for _ in tensor.shape[1:]))
 
 
+def _by_seed(tensor: Tensor) -> Tensor:
+    """(S, *shape) → (S, n), also of single numbers (S,)."""
+    return tensor.reshape(len(tensor), -1)
+
+
 def _diagonal(moment: Tensor) -> Tensor:
     """Of (S, d, d), or itself if it is one (S, d)."""
     return moment if moment.dim() == 2 else moment.diagonal(dim1=1, dim2=2)
@@ -400,5 +440,7 @@ def _diagonal(moment: Tensor) -> Tensor:
 
 def _finite(moment: Tensor) -> Tensor:
     if not bool(moment.isfinite().all()):
-        raise DataError("the gradients of samples to protect are NaN or infinite")
+        raise DataError(
+            "the outputs of samples to protect, or their gradients, are NaN or infinite"
+        )
     return moment

@@ -15,10 +15,12 @@ from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.movable import Movable
 from forgetless.subspace.storage import DENSE, FACTORED, SQUARE_BYTES, Storage
 from forgetless.support.cuda_graphs import run_concurrently
+from forgetless.support.layout import Growth
 from forgetless.tangent import (
     TangentFeatures,
     bytes_by_parameter,
     from_tensors,
+    grown,
     stored,
     stored_bytes,
     to_tensors,
@@ -80,6 +82,10 @@ class FactoredSubspace(Subspace):
     def restricted(self, columns: Sequence[slice]) -> Self:
         movable = tuple(atoms.restricted(columns) for atoms in self.atoms)
         return replace(self, movable=movable or None)
+
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        atoms = tuple(replace(one, phi=grown(one.phi, growth)) for one in self.atoms)
+        return replace(self, atoms=atoms, movable=None)
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
         before = self.atoms or tuple(map(Atoms.none, features))
@@ -152,7 +158,11 @@ class FactoredSubspace(Subspace):
         atoms = []
         exact = float64(theta)
         for tensors in of_seeds if record.tasks else ():
-            named = {n[9:]: t for n, t in tensors.items() if n.startswith("features.")}
+            named = {
+                n.removeprefix("features."): t
+                for n, t in tensors.items()
+                if n.startswith("features.")
+            }
             phi = from_tensors(named, theta)
             weights = tensors["weights"].to(exact) if "weights" in tensors else None
             small = (tensors[name].to(exact) for name in ("factor", "moments"))

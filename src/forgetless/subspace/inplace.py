@@ -132,12 +132,12 @@ def lengths_of_long(rows: Tensor, ranks: Ranks | None = None) -> Tensor:
         some = rows[unsafe]
         scale = some.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
         found[unsafe] = float64(scale[:, 0]) * _norms(some / scale)
-    return _over(found, ranks)
+    return _over_ranks(found, ranks)
 
 
 def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
     """The same for rows whose lengths are about one."""
-    return _over(_norms(rows), ranks)
+    return _over_ranks(_norms(rows), ranks)
 
 
 def _norms(rows: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def _norms(rows: Tensor) -> Tensor:
     return found
 
 
-def _over(lengths: Tensor, ranks: Ranks | None) -> Tensor:
+def _over_ranks(lengths: Tensor, ranks: Ranks | None) -> Tensor:
     """The lengths of rows whose columns are spread over ranks."""
     return lengths if ranks is None else ranks.sum(lengths.square()).sqrt()
 

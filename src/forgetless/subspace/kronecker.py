@@ -1,6 +1,5 @@
 """Directions chosen among the coordinates of each layer's Kronecker eigenbasis."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,20 +8,21 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import float64
-from forgetless.subspace.base import Directions, Record
+from forgetless.linalg import TINY, float64
+from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
 from forgetless.support.errors import ConfigError
-from forgetless.support.layout import Layout
+from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import Moments
 
-_NAMES = "names"  # the entry with the names of parameters, JSON as bytes
+_SIDES = ("outputs", "inputs")  # of a layer
+_NAMES = "names"  # the entry with the names of parameters
 # The threshold is found among energies down to this share of the largest, in so many halvings.
 _RANGE, _HALVINGS = 1e-24, 60
 _TIES = 1e-5  # energies that differ by less are equal up to rounding
-_TINY = 1e-300
 # Shares of the energy: the least and the most that `holding` protects, and that without a movement.
 _SHARES, _USUAL = (0.95, 0.999), 0.97
 
@@ -59,11 +59,7 @@ class KroneckerSubspace(Directions):
     @classmethod
     def empty(cls, layout: Layout, theta: Tensor, storage: Storage) -> Self:
         """Nothing protected yet."""
-        if replace(storage, max_rank=None, ranks=None, layout=None) != Storage():
-            raise ConfigError(
-                f"storage must be 'dense' for a Kronecker eigenbasis, not {storage}: it has no "
-                "rows as long as the model; a budget makes it smaller"
-            )
+        require_no_rows(storage, "a Kronecker eigenbasis")
         nothing = theta.new_full((len(theta),), torch.inf)
         return cls(layout, Eigenbasis.empty(), nothing, Record.empty(len(theta)), storage)
 
@@ -157,13 +153,13 @@ class KroneckerSubspace(Directions):
         counts = [one.basis.strong(one.threshold)[1].tolist() for one in (chosen, self)]
         ranks = [max(0, now - then) for now, then in zip(*counts, strict=True)]
         protected, total = basis.energy_of(moments, chosen.threshold)
-        shares = (protected / total.clamp_min(_TINY)).tolist()
+        shares = (protected / total.clamp_min(TINY)).tolist()
         return replace(chosen, record=self.record.with_task(ranks, shares))
 
     def kept_share(self) -> float:
         """The share of the energy of all tasks that is protected."""
         protected = self.basis.strong(self.threshold)[0]
-        return float((protected / self.basis.total().clamp_min(_TINY)).mean())
+        return float((protected / self.basis.total().clamp_min(TINY)).mean())
 
     def protecting(self, share: float) -> Self:
         """With the strongest coordinates protected that hold at most a share of the energy."""
@@ -222,7 +218,9 @@ class KroneckerSubspace(Directions):
         return self._at(torch.maximum(self.threshold.double(), least))
 
     def _at(self, threshold: Tensor) -> Self:
-        return replace(self, threshold=threshold.to(self.threshold))
+        # Coordinates without energy are never protected, whatever rounding makes of a threshold.
+        least = torch.finfo(self.threshold.dtype).tiny
+        return replace(self, threshold=threshold.to(self.threshold).clamp_min(least))
 
     def _least(self, fits: Callable[[Tensor], Tensor]) -> Tensor:
         """The least threshold (S,) that fits, if all larger ones do.
@@ -230,7 +228,7 @@ class KroneckerSubspace(Directions):
         By halving the interval of its logarithm: to sort the energies would take a number for
         every weight.
         """
-        top = self.basis.strongest().clamp_min(_TINY)
+        top = self.basis.strongest().clamp_min(TINY)
         low, high = (top * _RANGE).log(), (2 * top).log()
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -289,18 +287,20 @@ class KroneckerSubspace(Directions):
         moving = {name for name, some in self.layout.columns.items() if some in columns}
         return replace(self, basis=self.basis.restricted(moving))
 
+    def grown(self, growth: Growth, theta: Tensor) -> Self:
+        """New rows of a weight are further coordinates on its outputs' side, without energy."""
+        start = None if self.start is None else growth.spread(self.start, theta)
+        return replace(self, layout=growth.new, basis=self.basis.grown(growth), start=start)
+
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """Everything stored for a seed."""
-        slices = self.layout.slices
-        whole = {n: slices[n].shape if n in slices else s for n, s in self.layout.shapes.items()}
         structure = {
-            "layout": whole,
+            "layout": self.layout.whole_shapes,
             "source": dict(self.basis.source),
             "biases": dict(self.basis.biases),
-            "squares": list(self.basis.squares),
+            "squares": [*self.basis.squares],
         }
-        text = bytearray(json.dumps(structure).encode())
-        found = {_NAMES: torch.frombuffer(text, dtype=torch.uint8).clone()}
+        found = {_NAMES: json_tensor(structure)}
         for side in _SIDES:
             for name, axis in getattr(self.basis, side).items():
                 found |= {f"{side}:{name}:{part}": t[seed] for part, t in vars(axis).items()}
@@ -313,11 +313,8 @@ class KroneckerSubspace(Directions):
         cls, of_seeds: Sequence[Mapping[str, Tensor]], theta: Tensor, storage: Storage
     ) -> Self:
         """From the `tensors` of each seed, for weights theta (S, p)."""
-        structure = json.loads(bytes(of_seeds[0][_NAMES].cpu().tolist()))
-        whole = Layout({name: tuple(shape) for name, shape in structure["layout"].items()})
-        layout = storage.layout or whole
-        if layout.size != theta.shape[1]:
-            raise ConfigError(f"the eigenbasis is of {layout.size} weights, not {theta.shape[1]}")
+        structure = json_value(of_seeds[0][_NAMES])
+        layout = stored_layout(structure["layout"], theta, storage)
         found: dict[str, dict[str, Any]] = {"squares": {}, **{side: {} for side in _SIDES}}
         for key in of_seeds[0]:
             kind, _, rest = key.partition(":")
@@ -342,6 +339,3 @@ class KroneckerSubspace(Directions):
         if "start" in of_seeds[0]:
             start = torch.stack([of["start"] for of in of_seeds]).to(theta)
         return cls(layout, basis, threshold, Record.restore(of_seeds), storage, start)
-
-
-_SIDES = ("outputs", "inputs")

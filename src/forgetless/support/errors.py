@@ -1,5 +1,8 @@
 """The errors and the warning of forgetless."""
 
+import sys
+import warnings
+
 
 class ForgetlessError(Exception):
     """Base of all errors that forgetless raises on purpose; the text is one clear sentence."""
@@ -49,9 +52,20 @@ class ForgetlessWarning(UserWarning):
     """A warning; one clear sentence."""
 
 
+def warn_caller(message: str) -> None:
+    """Warn at the user's line that led here, however deep inside forgetless and torch this is."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").partition(".")[0] in ("forgetless", "torch"):
+        if frame.f_back is None:
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, ForgetlessWarning, stacklevel=level)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind if it has none."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
 
 
 def require(satisfied: bool, argument: str, got: object, accepted: str) -> None:

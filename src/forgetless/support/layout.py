@@ -1,6 +1,6 @@
 """The columns of a flat weight vector that belong to each parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -9,6 +9,14 @@ from typing import final
 
 import torch
 from torch import Tensor
+
+
+def is_under(name: str, beginnings: Iterable[str]) -> bool:
+    """Whether a parameter's name is, or begins with, one of these, in whole parts.
+
+    "fc1" and "fc1." are the beginning of "fc1.weight", not of "fc10.weight".
+    """
+    return any(f"{name}.".startswith(f"{one.removesuffix('.')}.") for one in beginnings)
 
 
 @final
@@ -66,6 +74,12 @@ class Layout:
         return {name: slice(end - size, end) for name, (end, size) in pairs}
 
     @property
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter → its shape, also where only a slice of it is here."""
+        own = self.slices
+        return {n: own[n].shape if n in own else shape for n, shape in self.shapes.items()}
+
+    @property
     def size(self) -> int:
         """p."""
         return sum(self._sizes)
@@ -89,3 +103,35 @@ class Layout:
             for n, size in zip(self.shapes, self._sizes, strict=True)
         ]
         return torch.cat(columns, dim=-1)
+
+
+@final
+@dataclass(frozen=True)
+class Growth:
+    """More weights in a network: further rows of parameters, and further parameters.
+
+    Arguments:
+        old: the layout before.
+        new: that after, in which each old parameter's rows are the first.
+    """
+
+    old: Layout
+    new: Layout
+
+    def new_rows(self, name: str) -> int:
+        """How many rows an old parameter gets."""
+        shapes = self.old.shapes[name], self.new.shapes[name]
+        before, after = (shape[0] if shape else 1 for shape in shapes)
+        return after - before
+
+    def spread(self, values: Tensor, onto: Tensor) -> Tensor:
+        """`onto` (…, p') with values (…, p) at the old weights."""
+        out = onto.clone()
+        for name, some in self.old.columns.items():
+            start = self.new.columns[name].start
+            out[..., start : start + some.stop - some.start] = values[..., some]
+        return out
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Values (…, p) with zeros at the new weights, (…, p')."""
+        return self.spread(values, values.new_zeros(*values.shape[:-1], self.new.size))

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, first_line
 from forgetless.support.imports import load_object
 
 PluginKind = Literal["method", "scenario", "model"]
@@ -26,7 +26,7 @@ def installed(kind: PluginKind) -> Mapping[str, EntryPoint]:
 
 
 def is_in_file(name: str) -> bool:
-    """Whether a name is that of an object in a file or module, such as "my_file.py:GPM"."""
+    """Whether a name is that of an object in a file or module, such as "my_file.py:OWM"."""
     return ":" in name or name.endswith(".py")
 
 
@@ -47,7 +47,7 @@ def plugin(kind: PluginKind, name: str, builtin: Collection[str]) -> Any:
         return entry.load()
     except Exception as error:
         package = f" of {entry.dist.name}" if entry.dist is not None else ""
-        reason = str(error).splitlines()[0] if str(error) else ""
+        reason = first_line(error)
         raise ConfigError(
             f"the {kind} {name!r}{package} cannot be imported: {type(error).__name__}: {reason}"
         ) from error

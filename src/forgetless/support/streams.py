@@ -1,5 +1,6 @@
 """Random numbers: an independent stream for each seed and purpose, none of them global."""
 
+import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,31 @@ def global_stream(seed: int, purpose: str) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(_state(seed, purpose, 0))
         yield
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python in the block, restore them after it.
+
+    For a user's code that may draw from any of them, where nothing else may notice.
+
+    Arguments:
+        device: besides the CPU, the device whose generator may be used.
+    """
+    gpu = [device] if device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(gpu):
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            torch.default_generator.manual_seed(0)
+            if gpu:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(0)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _state(seed: int, purpose: str, index: int) -> int:

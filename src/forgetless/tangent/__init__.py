@@ -4,7 +4,7 @@ from forgetless.tangent.arguments import chosen_names, require_one_precision, ta
 from forgetless.tangent.chunks import Known
 from forgetless.tangent.evaluation import Batch, call_with, eval_mode, true_class
 from forgetless.tangent.features import TangentFeatures, features_of, top_weights_of_each
-from forgetless.tangent.inputs import layer_inputs
+from forgetless.tangent.inputs import InputMoments, input_moments, layer_inputs
 from forgetless.tangent.moments import (
     Moments,
     drawn_likelihood,
@@ -18,6 +18,7 @@ from forgetless.tangent.storage import (
     concatenated,
     empty_features,
     from_tensors,
+    grown,
     merged,
     stored,
     stored_bytes,
@@ -26,6 +27,7 @@ from forgetless.tangent.storage import (
 
 __all__ = [
     "Batch",
+    "InputMoments",
     "Known",
     "Moments",
     "TangentFeatures",
@@ -38,6 +40,8 @@ __all__ = [
     "eval_mode",
     "features_of",
     "from_tensors",
+    "grown",
+    "input_moments",
     "kronecker_moments",
     "layer_inputs",
     "merged",

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.support.errors import ConfigError, DataError, first_line, require
+from forgetless.support.layout import is_under
 from forgetless.tangent.chunks import Chunks
-from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, true_class
+from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, close, true_class
 from forgetless.tangent.features import TangentFeatures
 
 Inputs = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
@@ -84,7 +85,7 @@ def chosen_names(model: nn.Module, params: Params | None) -> tuple[str, ...]:
     chosen: list[str] = []
     for one in [params] if isinstance(params, str | Tensor) else params:
         if isinstance(one, str):
-            found = [n for a, n in aliases.items() if a == one or a.startswith(f"{one}.")]
+            found = [n for a, n in aliases.items() if is_under(a, [one])]
             has = f"names or prefixes of names, such as {next(iter(own), 'none')!r}"
             require(bool(found), "params", one, has)
             chosen += found
@@ -189,15 +190,9 @@ def _classes(evaluation: Evaluation) -> int | None:
     require(real, "the model's outputs", str(outputs.dtype), "real numbers")
     if not bool(outputs.isfinite().all()):
         raise DataError("the model's outputs are NaN or infinite")
-    if not _close(outputs, again):
+    if not close(outputs, again):
         raise ConfigError("the model's outputs are random; call model.eval()")
     alike = all(a.shape == outputs[:1].shape for a in alone)
-    if not alike or not _close(outputs, torch.cat(alone)):
+    if not alike or not close(outputs, torch.cat(alone)):
         raise ConfigError("a sample's outputs depend on the batch; call model.eval()")
     return outputs.shape[1] if outputs.dim() == 2 else None
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two runs differ by no more than rounding."""
-    tolerance = min(0.1, 20 * torch.finfo(a.dtype).eps ** 0.5)
-    return bool((a - b).norm() <= tolerance * a.norm() + torch.finfo(a.dtype).tiny)

@@ -18,7 +18,7 @@ from forgetless.tangent.autograd import (
     rows_by_vmap,
 )
 from forgetless.tangent.blocks import Block, Outer, Rows
-from forgetless.tangent.evaluation import Evaluation
+from forgetless.tangent.evaluation import Evaluation, close
 from forgetless.tangent.factors import joined_uses
 from forgetless.tangent.rules import RULES, Contribution, matrix_shape
 
@@ -27,6 +27,19 @@ _INTERACT = (
 )
 # Each rule is tried with samples in the first dimension, then in the second.
 _AXES = (0, 1)
+
+
+def refuse_interacting(evaluation: Evaluation) -> None:
+    """Reject a network that gives two samples together other scalars than each alone."""
+    two = evaluation.select(slice(0, 2))
+    try:
+        with evaluation.running(), torch.no_grad():
+            together = two.scalars({})
+            alone = [two.select(slice(i, i + 1)).scalars({}) for i in range(two.n)]
+    except ValueError as error:  # from layers that need more than one sample
+        raise ConfigError(f"{_INTERACT} ({error})") from error
+    if bool(together.isfinite().all()) and not close(together, torch.cat(alone)):
+        raise ConfigError(_INTERACT)
 
 
 @final

@@ -273,6 +273,12 @@ class Evaluation:
             yield
 
 
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two runs differ by no more than rounding."""
+    tolerance = min(0.1, 20 * torch.finfo(a.dtype).eps ** 0.5)
+    return bool((a - b).norm() <= tolerance * a.norm() + torch.finfo(a.dtype).tiny)
+
+
 def _usable(x: Tensor) -> Tensor:
     """The tensor without its history, as autograd can save it."""
     return x.clone() if x.is_inference() else x.detach()

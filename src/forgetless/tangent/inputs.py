@@ -1,18 +1,27 @@
-"""The inputs of a network's linear and convolutional layers, as matrices."""
+"""The inputs of a network's linear and convolutional layers, as matrices, and their moments."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from math import prod
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.tangent.evaluation import Batch, call_with, eval_mode
+from forgetless.linalg import float64
+from forgetless.support.errors import ConfigError
+from forgetless.tangent.autograd import ParameterUses
+from forgetless.tangent.evaluation import Batch, Evaluation, call_with, eval_mode
 from forgetless.tangent.factors import Patches
 from forgetless.tangent.rules import Convolution, window_of
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# A few samples show how much memory one takes; then as many go at once as fit these bytes.
+_FIRST, _MOST, _BYTES = 16, 512, 1 << 28
+_ROWS = 1 << 14  # whose products are added up in single precision
+# Of so many rows for each input, and in all, more hardly change a moment: then some are left out.
+_ENOUGH, _AT_LEAST = 32, 1 << 14
 
 
 def layer_inputs(
@@ -71,6 +80,192 @@ def _noting(parts: list[Tensor]) -> Callable[..., None]:
         parts.append(input_rows(layer, args[0] if args else kwargs["input"]))
 
     return note
+
+
+@final
+@dataclass(frozen=True)
+class InputMoments:
+    """The second moments of layers' inputs, in float64.
+
+    Arguments:
+        inputs: weight → A, the mean of x xᵀ over samples and positions, (d, d); with a bias a one
+            is appended to the inputs.
+        biases: weight → the bias that A includes.
+        others: the parameters that were used in another way, such as those of norms and embeddings.
+    """
+
+    inputs: Mapping[str, Tensor]
+    biases: Mapping[str, str]
+    others: frozenset[str]
+
+    @classmethod
+    def of_seeds(cls, several: Sequence["InputMoments"]) -> "InputMoments":
+        """The moments of S seeds of one network, with a leading dimension of S."""
+        first = several[0]
+        inputs = {name: torch.stack([one.inputs[name] for one in several]) for name in first.inputs}
+        return cls(inputs, first.biases, first.others)
+
+
+def input_moments(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    *,
+    names: Sequence[str],
+) -> InputMoments:
+    """The moments of the inputs that each weight multiplies, in eval mode.
+
+    The rows are those of `layer_inputs`, some of them where there are very many. Nothing is asked
+    of a sample alone, so samples may interact, as by the batch statistics of norms: they run in
+    parts of equal size, as large as the memory allows.
+
+    Arguments:
+        module: the network; neither it nor its buffers change.
+        values: parameters and buffers, by name.
+        batches: the samples.
+        names: the wanted parameters.
+    """
+    sums = _InputSums.of(module, names)
+    buffers = {name: values.get(name, b).clone() for name, b in module.named_buffers()}
+    values = {**values, **buffers}
+    with eval_mode(module):
+        evaluations = [
+            Evaluation.at(module, values, names, batch, _no_scalar, lasting=True)
+            for batch in batches
+        ]
+        samples = sum(one.n for one in evaluations)
+        try:
+            taken = sums.sample_bytes(evaluations[0].select(slice(0, _FIRST)))
+            most = max(1, min(_MOST, _BYTES // taken))
+            for one in evaluations:
+                parts = torch.arange(one.n).tensor_split(ceil(one.n / most))
+                for part in parts:
+                    some = one.select(slice(int(part[0]), int(part[-1]) + 1))
+                    sums.add(some, samples / some.n)
+        except ValueError as error:  # from norms that need more than one sample
+            raise ConfigError(f"the model does not run on these samples: {error}") from error
+    return sums.moments()
+
+
+def _no_scalar(outputs: Any) -> Tensor:
+    raise NotImplementedError("the inputs of layers need no scalar of the outputs")
+
+
+@final
+@dataclass
+class _InputSums:
+    """Running sums over the layers of a network.
+
+    Arguments:
+        own: layer → the names of its weight and of the bias that only this weight has.
+        sums: weight → Σ x xᵀ, and the number of rows.
+        others: parameters that were used outside of these layers.
+    """
+
+    own: Mapping[nn.Module, Sequence[str]]
+    sums: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, module: nn.Module, names: Sequence[str]) -> "_InputSums":
+        """Of the layers with a wanted weight."""
+        named, wanted = {id(p): name for name, p in module.named_parameters()}, set(names)
+        pairs: dict[nn.Module, tuple[str | None, str | None]] = {}
+        for layer in module.modules():
+            if type(layer) in _LAYERS:
+                both = (named.get(id(layer._parameters.get(of))) for of in ("weight", "bias"))
+                weight, bias = (name if name in wanted else None for name in both)
+                pairs[layer] = weight, bias
+        distinct = set(pairs.values())
+        own: dict[nn.Module, Sequence[str]] = {}
+        for layer, (weight, bias) in pairs.items():
+            # One ΔW with two biases, or one Δb with two weights, are no matrix [ΔW Δb].
+            alone = sum(weight == w or bias == b for w, b in distinct) == 1
+            if weight is not None:
+                own[layer] = (weight,) if bias is None or not alone else (weight, bias)
+        return cls(own)
+
+    @contextmanager
+    def _watching(self, act: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
+        """Let `act` have the input and output of every run of a layer."""
+
+        def after(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            act(layer, (args[0] if args else kwargs["input"]).detach(), output)
+
+        handles = [
+            layer.register_forward_hook(after, prepend=True, with_kwargs=True) for layer in self.own
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def sample_bytes(self, evaluation: Evaluation) -> int:
+        """The bytes that a sample takes on its way through the layers."""
+        taken = 1
+
+        def measure(layer: nn.Module, x: Tensor, output: Tensor) -> None:
+            nonlocal taken
+            taken += x.nbytes + 2 * output.nbytes
+
+        with evaluation.running(), self._watching(measure):
+            evaluation.outputs(evaluation.leaves())
+        return ceil(taken / evaluation.n)
+
+    def add(self, evaluation: Evaluation, passes: float) -> None:
+        """Some samples, the inputs of one of so many forward passes."""
+        leaves = evaluation.leaves()
+        watched = ParameterUses(leaves)
+
+        def begin(layer: nn.Module, args: object) -> None:
+            watched.begin(self.own[layer])
+
+        def add(layer: nn.Module, x: Tensor, output: Tensor) -> None:
+            watched.end()
+            with torch.no_grad():
+                rows = input_rows(layer, x, row_step(x, layer, passes))
+                weight, *bias = self.own[layer]
+                if bias:
+                    rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+                moment, count = second_moment(rows), len(rows)
+            if weight in self.sums:
+                known, before = self.sums[weight]
+                moment, count = known.add_(moment), before + count
+            self.sums[weight] = moment, count
+
+        handles = [layer.register_forward_pre_hook(begin) for layer in self.own]
+        try:
+            with evaluation.running(), self._watching(add), watched:
+                evaluation.outputs(leaves)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.others |= watched.elsewhere
+
+    def moments(self) -> InputMoments:
+        """The means."""
+        inputs = {w: m / max(1, count) for w, (m, count) in self.sums.items()}
+        inputs = {w: m for w, m in inputs.items() if w not in self.others}
+        biases = {names[0]: names[1] for names in self.own.values() if len(names) > 1}
+        biases = {w: b for w, b in biases.items() if w in inputs}
+        return InputMoments(inputs, biases, frozenset(self.others))
+
+
+def second_moment(rows: Tensor) -> Tensor:
+    """Σ_i x_i x_iᵀ of rows (N, d), in float64."""
+    return sum((float64(x.mT @ x) for x in rows.split(_ROWS)), float64(rows.new_zeros(())))
+
+
+def row_step(x: Tensor, layer: nn.Module, passes: float) -> int:
+    """How many rows there are for each that is needed; odd, to meet all positions in turn."""
+    if isinstance(layer, Convolution):
+        rows = len(x) * prod(x.shape[2:]) // prod(layer.stride)
+        width = prod(layer.kernel_size) * layer.in_channels
+    else:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    step = int(passes * rows / max(_AT_LEAST, _ENOUGH * width))
+    return max(1, step - 1 + step % 2)
 
 
 def input_rows(layer: nn.Module, x: Tensor, every: int = 1) -> Tensor:

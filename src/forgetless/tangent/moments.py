@@ -10,11 +10,9 @@ One forward pass and one backward pass for each scalar of a sample give both; no
 single sample is computed.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, final
 
 import torch
@@ -23,20 +21,21 @@ from torch import Tensor, nn
 from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
+from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.memory import free_memory
+from forgetless.support.options import format_bytes
 from forgetless.tangent.autograd import ParameterUses
+from forgetless.tangent.capture import refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
 from forgetless.tangent.features import features_of
-from forgetless.tangent.inputs import input_rows
+from forgetless.tangent.inputs import input_rows, row_step, second_moment
 from forgetless.tangent.rules import RULES, Convolution
 
 # A few samples show how much memory one takes; then as many go at once as fit these bytes.
 _FIRST, _BYTES = 16, 1 << 28
 _MOST = {"cpu": 512, "cuda": 8192}
-_ROWS = 1 << 14  # whose products are added up in single precision
 # Outputs of a larger layer, such as those over a vocabulary, have the diagonal alone.
 _LARGEST = 1 << 14
-# Of so many rows for each input, and in all, more hardly change a moment: then some are left out.
-_ENOUGH, _AT_LEAST = 32, 1 << 14
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
@@ -103,6 +102,7 @@ def kronecker_moments(
     """
     first, *others = batches
     evaluation = Evaluation.at(module, values, names, first, scalar, lasting=True)
+    refuse_interacting(evaluation)
     sums = _Sums(evaluation, sum(map(len, batches)))
     for part in (evaluation, *map(evaluation.on, others)):
         start = 0
@@ -151,11 +151,6 @@ def drawn_likelihood(logits: Tensor, uniform: Tensor, counted: Tensor | None = N
     return chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen
 
 
-def second_moment(rows: Tensor) -> Tensor:
-    """Σ_i x_i x_iᵀ of rows (N, d), in float64."""
-    return sum((float64(x.mT @ x) for x in rows.split(_ROWS)), float64(rows.new_zeros(())))
-
-
 @final
 class _Use:
     """Running sums of one layer that uses a weight."""
@@ -184,7 +179,7 @@ class _Use:
             self.outputs = _plus(self.outputs, counts)
             self.count += int(counts.sum())
         elif self.source is self:
-            rows = input_rows(self.layer, x, _step(x, self.layer, passes))
+            rows = input_rows(self.layer, x, row_step(x, self.layer, passes))
             self.inputs = _plus(self.inputs, second_moment(rows))
             self.mean = _plus(self.mean, float64(rows.sum(0)))
             self.count += len(rows)
@@ -227,17 +222,6 @@ class _Use:
             inputs = torch.cat([inputs, mean], 1)
             inputs = torch.cat([inputs, torch.cat([mean.mT, torch.ones_like(mean[:1])], 1)])
         return self.outputs, inputs
-
-
-def _step(x: Tensor, layer: nn.Module, passes: float) -> int:
-    """How many rows there are for each that is needed; odd, to meet all positions in turn."""
-    if isinstance(layer, Convolution):
-        rows = len(x) * prod(x.shape[2:]) // prod(layer.stride)
-        width = prod(layer.kernel_size) * layer.in_channels
-    else:
-        rows, width = x.numel() // x.shape[-1], x.shape[-1]
-    step = int(passes * rows / max(_AT_LEAST, _ENOUGH * width))
-    return max(1, step - 1 + step % 2)
 
 
 def _or_zeros(total: Tensor | None, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -288,6 +272,8 @@ class _Sums:
                 self.own[layer] = own
             elif type(layer) not in _LAYERS and own:
                 self.own[layer] = own
+        for use in self.uses.values():
+            _check_fits(use, evaluation)
         self.shapes = {name: evaluation.values[name].shape for name in wanted}
         self.scales: dict[str, Tensor] = {}  # parameter of a norm → Σ_i g_i²
         self.elsewhere: set[str] = set()  # used outside of their layers, or of unknown samples
@@ -396,8 +382,7 @@ class _Sums:
             "elsewhere": sorted(self.elsewhere),
             "sources": {use.weight: use.source.weight for use in self.uses.values()},
         }
-        text = torch.frombuffer(bytearray(json.dumps(notes).encode()), dtype=torch.uint8)
-        every = [json.loads(bytes(row.tolist())) for row in ranks.gather(text)]
+        every = [json_value(row) for row in ranks.gather(json_tensor(notes))]
         if any(one["sources"] != notes["sources"] for one in every):
             raise ConfigError(
                 "layers have the same inputs in some processes and not in others, so their "
@@ -436,6 +421,21 @@ class _Sums:
         inputs = {name: inputs[name] for name in source.values()}
         squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
         return Moments(outputs, inputs, source, biases, squares, self.seen, self.squared_scalars)
+
+
+def _check_fits(use: _Use, evaluation: Evaluation) -> None:
+    """Reject a layer with so many inputs that their moments fit no memory."""
+    weight = evaluation.values[use.weight]
+    inputs = weight[0].numel()
+    # In float64, and a product of a part of the samples beside it.
+    needed = inputs**2 * (8 + weight.element_size())
+    free = free_memory(weight.device)
+    if needed > free:
+        raise ConfigError(
+            f"{use.weight} has {inputs:,} inputs, whose moments take {format_bytes(needed)}, and "
+            f"{format_bytes(int(free))} of memory are free: leave it out with exclude=, or use "
+            "PCAOGD"
+        )
 
 
 def _one_product(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

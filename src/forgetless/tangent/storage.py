@@ -1,6 +1,5 @@
 """Tangent features stored in memory, independent of the network, and as tensors for a file."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby, pairwise
@@ -8,8 +7,11 @@ from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from forgetless.support.errors import ConfigError
+from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.layout import Growth
 from forgetless.tangent.blocks import Block, Outer, Rows
 from forgetless.tangent.chunks import Piece
 from forgetless.tangent.factors import (
@@ -111,6 +113,65 @@ def concatenated(*features: TangentFeatures) -> TangentFeatures:
     parts = [part for phi in features for part in _parts(phi)]
     first = features[0]
     return TangentFeatures(Stored(first.names, first.sizes, first.like, _merged(parts)))
+
+
+def grown(phi: TangentFeatures, growth: Growth) -> TangentFeatures:
+    """Stored features in a network with more weights, in which they are zero."""
+    sizes = {name: some.stop - some.start for name, some in growth.new.columns.items()}
+    parts = []
+    for blocks, count in _parts(phi):
+        memo: dict[object, Tensor] = {}
+
+        def padded(values: Tensor, more: int, memo: dict[object, Tensor] = memo) -> Tensor:
+            key = same_memory(values), more  # a bias and its weight share their δ
+            if key not in memo:
+                memo[key] = pad(values, (0, more))
+            return memo[key].view(*values.shape[:-1], -1)
+
+        taller: Blocks = {}
+        for name, size in sizes.items():
+            if name in blocks:
+                rows = growth.old.shapes[name][:1], growth.new_rows(name)
+                taller[name] = _grown(blocks[name], *rows, size, padded)
+            else:
+                taller[name] = Outer((1, 1, size), (), phi.like.new_empty(count, 0))
+        parts.append((taller, count))
+    return TangentFeatures(Stored(tuple(sizes), tuple(sizes.values()), phi.like, tuple(parts)))
+
+
+def _grown(
+    block: Block,
+    rows: tuple[int, ...],
+    more: int,
+    size: int,
+    padded: Callable[[Tensor, int], Tensor],
+) -> Block:
+    """The block of a parameter with more rows.
+
+    Arguments:
+        block: the columns of the first rows.
+        rows: how many these are; none for a single number.
+        more: the new rows.
+        size: columns of all rows.
+        padded: from a tensor and a number to as many more zeros in the last dimension.
+    """
+    if not more:
+        return block
+    if not isinstance(block, Outer) or (block.uses and (1, *rows) != block.shape[:2]):
+        return Rows(padded(block.rows(), size - block.size))
+    if not block.uses:
+        return replace(block, shape=(1, 1, size))
+    groups, r, c = block.shape
+    uses = tuple(
+        (
+            Dense(padded(left.data, more))
+            if isinstance(left, Dense)
+            else replace(left, width=left.width + more),
+            right,
+        )
+        for left, right in block.uses
+    )
+    return replace(block, shape=(groups, r + more, c), uses=uses)
 
 
 def stored_bytes(phi: TangentFeatures) -> int:
@@ -255,15 +316,14 @@ def to_tensors(phi: TangentFeatures) -> dict[str, Tensor]:
         {"rows": rows, "blocks": {name: described(block) for name, block in blocks.items()}}
         for blocks, rows in source.parts
     ]
-    layout = json.dumps({"names": source.names, "sizes": source.sizes, "parts": parts})
-    tensors[_LAYOUT] = torch.frombuffer(bytearray(layout.encode()), dtype=torch.uint8)
-    return tensors
+    layout = {"names": source.names, "sizes": source.sizes, "parts": parts}
+    return tensors | {_LAYOUT: json_tensor(layout)}
 
 
 def from_tensors(tensors: Mapping[str, Tensor], like: Tensor) -> TangentFeatures:
     """Stored features from what `to_tensors` returned, on the device of `like`."""
     try:
-        layout = json.loads(bytes(tensors[_LAYOUT].cpu().tolist()))
+        layout = json_value(tensors[_LAYOUT])
         here = {
             name: t.to(like if t.is_floating_point() else like.device)
             for name, t in tensors.items()

@@ -10,7 +10,13 @@ from forgetless.theory.forgetting import (
     decompose,
     rotation,
 )
-from forgetless.theory.grams import coordinates, gram_grid, gram_overlap, operator_overlap
+from forgetless.theory.grams import (
+    coordinates,
+    gram_grid,
+    gram_overlap,
+    operator_overlap,
+    unprotected_share,
+)
 from forgetless.theory.learner import Descent, Learned, LinearTask, learn
 from forgetless.theory.linearised import TangentModel
 from forgetless.theory.projections import (
@@ -31,10 +37,12 @@ from forgetless.theory.svd import (
     FLOAT32_RTOL,
     RTOL,
     Factors,
+    Protected,
     factors,
     overlap,
     overlap_spectrum,
     principal_angles,
+    projected,
 )
 
 __all__ = [
@@ -54,6 +62,7 @@ __all__ = [
     "NoProjection",
     "Prediction",
     "Projection",
+    "Protected",
     "SampleProjection",
     "TangentModel",
     "bounds",
@@ -74,8 +83,10 @@ __all__ = [
     "overlap",
     "overlap_spectrum",
     "principal_angles",
+    "projected",
     "remembered",
     "rotation",
     "squared_drift",
     "true_class",
+    "unprotected_share",
 ]

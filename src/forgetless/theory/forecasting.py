@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from forgetless.linalg import orthonormalize
-from forgetless.support.errors import ConfigError, DataError, require
-from forgetless.support.layout import Layout
+from forgetless.support.errors import ConfigError, DataError, first_line, require
+from forgetless.support.layout import Layout, is_under
 from forgetless.support.options import POSITIVE, is_whole, whole
 from forgetless.tangent import TangentFeatures, tangent_features, true_class
 from forgetless.theory.grams import operator_overlap
@@ -30,7 +30,7 @@ from forgetless.theory.linearised import (
     train_linearised,
     train_network,
 )
-from forgetless.theory.svd import FLOAT32_RTOL, overlap_spectrum
+from forgetless.theory.svd import FLOAT32_RTOL, Protected, check_projection, overlap_spectrum
 
 # Forecasts of the checked pairs of tasks with less trust were often wrong.
 TRUSTED = 0.5
@@ -255,7 +255,7 @@ class SourceAndTarget:
         try:
             return self.tangent.outputs(inputs)
         except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             shape = tuple(inputs.shape[1:])
             raise ConfigError(
                 f"the model does not take the inputs of the {what}, of shape {shape}: {reason}"
@@ -368,14 +368,14 @@ def forecast(
     components: int | Sequence[int] = (),
     remember: Pair | None = None,
     samples: int = 1000,
-    basis: Tensor | None = None,
+    basis: Protected | None = None,
     exclude: Sequence[str] = (),
     methods: Mapping[str, StepChange] | None = None,
     overlap_samples: int = 250,
     warm_up: bool = True,
     quick: bool = False,
     seed: int = 0,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Forecast:
     """Predict the effect on the source of training on the target.
 
@@ -398,8 +398,10 @@ def forecast(
         samples: how many of them it uses.
         basis: directions that every step avoids, such as a method's memory of earlier tasks:
             orthonormal rows (K, p), p all trainable parameters in the model's order. Rows of zeros
-            are ignored.
-        exclude: prefixes of the names of parameters that PCA-OGD does not protect, such as heads.
+            are ignored. Or the orthogonal projection itself, a function of rows (n, p), for which
+            no `components` can be added.
+        exclude: names, or beginnings of names, of parameters that PCA-OGD does not protect,
+            such as heads.
         methods: also predict these methods, by name: functions from a step of SGD and the weights
             before it to the step that is taken, (p,), (p,) → (p,), over all trainable parameters.
             `launch.method_steps` makes one of a method. `basis` does not apply to them.
@@ -408,7 +410,7 @@ def forecast(
             false, at the present weights.
         quick: fewer and larger steps, as far as the learning rate allows.
         seed: of the batches and of the choices of samples.
-        observer: called with a description of each step of the computation.
+        on_stage: called with a description of each step of the computation.
     """
     started = time.perf_counter()
     POSITIVE.check("lr", lr)
@@ -416,10 +418,10 @@ def forecast(
     for name, count in (counts | {"overlap_samples": overlap_samples}).items():
         whole(1).check(name, count)
     components = _counts(components)
-    tell = observer or (lambda what: None)
+    tell = on_stage or (lambda what: None)
     generator = torch.Generator().manual_seed(seed)
     tangent = TangentModel(copied(model))
-    basis = None if basis is None else _directions(basis, tangent.theta)
+    basis = _avoided(basis, tangent.theta, components)
     problem = SourceAndTarget(tangent, source, target, loss, source_classes, target_classes)
     if quick:
         problem.use_fewer(_QUICK_SOURCE, generator)
@@ -440,7 +442,7 @@ def forecast(
             kept = directions[:count]
             tell(f"the same with {len(kept)} directions protected")
             avoided = kept
-            if basis is not None:
+            if isinstance(basis, Tensor):
                 avoided = torch.cat([basis, orthonormalize(kept, against=basis)])
             protected.append(trial.predict(avoided, len(kept)))
     by_name = {}
@@ -471,7 +473,7 @@ class _TrialTraining:
         problem: the tasks and the network.
         steps: indices of each step's samples.
         lr, batch_size, epochs: of the training.
-        basis: directions that plain training avoids, or None.
+        basis: what plain training avoids, or None.
         warm_up: linearise after the first steps of real training, not at the present weights.
     """
 
@@ -482,7 +484,7 @@ class _TrialTraining:
         lr: float,
         batch_size: int,
         epochs: int,
-        basis: Tensor | None,
+        basis: Protected | None,
         warm_up: bool,
     ) -> None:
         self.problem = problem
@@ -502,7 +504,7 @@ class _TrialTraining:
         return self.problem.followed(self._early(train_linearised, self.basis), self.real)
 
     def predict(
-        self, avoided: Tensor | None, components: int = 0, change: StepChange | None = None
+        self, avoided: Protected | None, components: int = 0, change: StepChange | None = None
     ) -> Prediction:
         """The predictions for training that avoids these directions, or changes its steps."""
         how = self.linear if change is None else train_linearised
@@ -514,7 +516,7 @@ class _TrialTraining:
         return self.problem.predict(at, self._train(how, at, left, avoided, change), components)
 
     def _early(
-        self, how: Trainer, avoided: Tensor | None, change: StepChange | None = None
+        self, how: Trainer, avoided: Protected | None, change: StepChange | None = None
     ) -> Tensor:
         """The change of the weights in the first steps."""
         return self._train(how, self.problem.tangent, self.steps[: self.first], avoided, change)
@@ -524,7 +526,7 @@ class _TrialTraining:
         how: Trainer,
         at: TangentModel,
         batches: Sequence[Tensor],
-        avoided: Tensor | None,
+        avoided: Protected | None,
         change: StepChange | None,
     ) -> Tensor:
         x, y = self.problem.target
@@ -542,12 +544,12 @@ def _merged_steps(problem: SourceAndTarget, lr: float, batch_size: int) -> int:
 
 
 def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:
-    """The trained parameters whose names start with none of these prefixes."""
+    """The trained parameters whose names begin with none of these, in whole parts."""
     beginnings = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for start in beginnings:
-        known = isinstance(start, str) and any(n.startswith(start) for n in tangent.layout.shapes)
+        known = isinstance(start, str) and any(is_under(n, [start]) for n in tangent.layout.shapes)
         require(known, "exclude", start, "the beginning of a trained parameter's name")
-    names = [n for n in tangent.layout.shapes if not n.startswith(beginnings)]
+    names = [n for n in tangent.layout.shapes if not is_under(n, beginnings)]
     require(bool(names), "exclude", exclude, "not all of the model's trained parameters")
     return names
 
@@ -558,6 +560,18 @@ def _counts(components: Any) -> Sequence[int]:
     valid = isinstance(counts, Sequence) and all(map(whole(1).fits, counts))
     require(valid, "components", components, f"{whole(1).words}, or several of them")
     return list(counts)
+
+
+def _avoided(basis: Any, theta: Tensor, components: Sequence[int]) -> Protected | None:
+    """The directions that every step avoids, checked; or the projection."""
+    if basis is None or not callable(basis):
+        return None if basis is None else _directions(basis, theta)
+    accepted = "none where basis is a function"
+    require(not components, "components", list(components), accepted)
+    generator = torch.Generator().manual_seed(0)
+    check_projection("basis", torch.randn(2, len(theta), generator=generator).to(theta), basis)
+    projection: Protected = basis
+    return projection
 
 
 def _directions(basis: Any, theta: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.linalg import project_out
 from forgetless.theory.learner import Learned, projected_factors
 from forgetless.theory.projections import ComponentProjection, NoProjection
-from forgetless.theory.svd import RTOL, Factors, factors, overlap
+from forgetless.theory.svd import RTOL, Factors, Protected, factors, overlap, projected
 
 
 @final
@@ -95,7 +94,7 @@ class Forgetting:
 
 
 def rotation(
-    task: Factors, basis: Tensor, *, weight_decay: float = 0.0, rtol: float = RTOL
+    task: Factors, basis: Protected, *, weight_decay: float = 0.0, rtol: float = RTOL
 ) -> Tensor:
     """M_k = Σ_k U_kᵀ [φ̃_k φ̃_kᵀ + λ I]⁻¹, (r_k, n_k); with T = I it is Σ_k [Σ_k² + λ I]⁻¹ U_kᵀ.
 
@@ -104,17 +103,17 @@ def rotation(
 
     Arguments:
         task: the SVD of φ_k.
-        basis: B_{k−1}, (K, p), with T_{k−1} = I − Bᵀ B.
+        basis: B_{k−1}, (K, p), with T_{k−1} = I − Bᵀ B; or T_{k−1} itself.
         weight_decay: λ.
     """
-    projected = projected_factors(task, basis, rtol)
+    narrowed = projected_factors(task, basis, rtol)
     left = task.s.unsqueeze(1) * task.u.T  # Σ_k U_kᵀ, (r_k, n_k)
-    gains = 1 / (projected.s.square() + weight_decay)
-    inside = left @ projected.u  # (r_k, r̃_k)
-    m = (inside * gains) @ projected.u.T
+    gains = 1 / (narrowed.s.square() + weight_decay)
+    inside = left @ narrowed.u  # (r_k, r̃_k)
+    m = (inside * gains) @ narrowed.u.T
     # The part of Σ_k U_kᵀ outside the projected kernel is fully protected: only λ divides it.
-    if weight_decay > 0 and projected.rank < task.rank:
-        m = m + (left - inside @ projected.u.T) / weight_decay
+    if weight_decay > 0 and narrowed.rank < task.rank:
+        m = m + (left - inside @ narrowed.u.T) / weight_decay
     return m
 
 
@@ -124,7 +123,8 @@ def decompose(
     """Δ^{s→t} = ‖Σ_{k=s+1}^{t} U_s Σ_s O^{s→k} M_k ỹ_k‖² and its parts.
 
     Theorem (CF for SGD), corollaries (CF for GEM-NT) and (forgetting for PCA-OGD); the same
-    expression holds for OGD and for projections of your own.
+    expression holds for OGD and for any other orthogonal projections T_{k−1}: nothing but
+    T² = T = Tᵀ is used.
 
     Arguments:
         learned: from `learn`.
@@ -152,7 +152,7 @@ def decompose(
 @final
 @dataclass(frozen=True)
 class Bounds:
-    """Three upper bounds of Δ^{s→t}; the first holds for t = s + 1 only.
+    """Four upper bounds of Δ^{s→t}; the first holds for t = s + 1 only.
 
     With v_k the term of a later task k and a_k a bound of ‖v_k‖,
 
@@ -162,12 +162,16 @@ class Bounds:
       it for one later task.
     - `tight` is (Σ_k ‖Σ_s O^{s→k}‖ ‖M_k ỹ_k‖)², which does not separate Σ_s and O.
 
-    Always Δ ≤ tight ≤ valid.
+    - `unprotected` is (Σ_k ‖φ_s T_{k−1}‖ ‖ω_k − ω_{k−1}‖)², by what the steps of task k may still
+      change and how far they go: φ_s (ω_k − ω_{k−1}) = φ_s T_{k−1} (ω_k − ω_{k−1}).
+
+    Always Δ ≤ tight ≤ valid, and Δ ≤ unprotected.
     """
 
     printed: float
     valid: float
     tight: float
+    unprotected: float
 
 
 def bounds(learned: Learned, source: int, target: int) -> Bounds:
@@ -199,22 +203,24 @@ def bounds(learned: Learned, source: int, target: int) -> Bounds:
     if isinstance(method, ComponentProjection):
         d = of_source.rank if method.components is None else method.components
         sigma = of_source.sigma(d)
-    printed, valid, tight = 0.0, 0.0, 0.0
+    printed, valid, tight, unprotected = 0.0, 0.0, 0.0, 0.0
     for term in parts.contributions:
         length = float(vector_norm(term.rotated_residual))
         basis = learned.bases[term.task]
+        rows = projected(of_source.v, basis)
+        free = _norm(of_source.s.unsqueeze(1) * rows)  # ‖φ_s T_{k−1}‖
         if isinstance(method, NoProjection):
             as_printed = holds = sigma * _norm(term.overlap)
         else:
-            of_target = _norm(project_out(learned.factors[term.task].v, basis, passes=2))
-            rows = project_out(of_source.v, basis, passes=2)
+            of_target = _norm(projected(learned.factors[term.task].v, basis))
             as_printed = holds = sigma * _norm(rows) * of_target
             if isinstance(method, ComponentProjection) and method.centred:
-                holds = _norm(of_source.s.unsqueeze(1) * rows) * of_target
+                holds = free * of_target
         printed += (as_printed * length) ** 2
         valid += holds * length
         tight += _norm(of_source.s.unsqueeze(1) * term.overlap) * length
-    return Bounds(printed, valid**2, tight**2)
+        unprotected += free * float(vector_norm(learned.steps[term.task]))
+    return Bounds(printed, valid**2, tight**2, unprotected**2)
 
 
 def _norm(matrix: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from forgetless.linalg import TINY, float64
 from forgetless.support.errors import require
 from forgetless.support.options import SHARE
-from forgetless.theory.svd import RTOL, check_matrix
+from forgetless.theory.svd import RTOL, Protected, check_matrix, projected
 
 Grid = Sequence[Sequence[Tensor]]
 
@@ -22,6 +22,9 @@ class KernelFeatures(Protocol):
 
     def gram(self) -> Tensor:
         """φ φᵀ, (n, n)."""
+
+    def dense(self) -> Tensor:
+        """φ as a matrix (n, p)."""
 
     def cross_gram(self, other: Self, /) -> Tensor:
         """φ φ'ᵀ, (n, n')."""
@@ -72,7 +75,7 @@ def gram_overlap(source: Tensor, cross: Tensor, target: Tensor, *, rtol: float =
 def operator_overlap(
     source: KernelFeatures,
     target: KernelFeatures,
-    basis: Tensor | None = None,
+    basis: Protected | None = None,
     *,
     rtol: float = RTOL,
 ) -> Tensor:
@@ -80,14 +83,36 @@ def operator_overlap(
 
     Arguments:
         source, target: φ_s and φ_k, as operators.
-        basis: B_{k−1}, (K, p), orthonormal rows, or rows of zeros; None is T = I.
+        basis: B_{k−1}, (K, p), orthonormal rows, or rows of zeros; or T_{k−1}, a function of rows
+            (n, p), for which φ_k is computed as a matrix; None is T = I.
         rtol: relative cutoff of singular values. For features in float32, 1e-4 keeps the rounding
             of `B φᵀ` below 1e-3 of a cosine.
     """
     cross = source.cross_gram(target)
-    if basis is not None and len(basis):
-        cross = cross - float64(source @ basis.T) @ float64(target @ basis.T).T
+    if isinstance(basis, Tensor):
+        if len(basis):
+            cross = cross - float64(source @ basis.T) @ float64(target @ basis.T).T
+    elif basis is not None:
+        cross = float64(source @ projected(target.dense(), basis).T)
     return gram_overlap(source.gram(), cross, target.gram(), rtol=rtol)
+
+
+def unprotected_share(features: KernelFeatures, basis: Protected | None) -> float:
+    """‖φ T‖² / ‖φ‖² in the Frobenius norm: what steps within the range of T may still change.
+
+    Arguments:
+        features: φ, as an operator.
+        basis: as for `operator_overlap`.
+    """
+    if basis is None:
+        return 1.0
+    whole = float(float64(features.gram()).trace())
+    require(whole > 0, "features", "all zero", "features that are not zero")
+    if isinstance(basis, Tensor):
+        left = whole - float(float64(features @ basis.T).square().sum()) if len(basis) else whole
+    else:
+        left = float(float64(projected(features.dense(), basis)).square().sum())
+    return min(1.0, max(0.0, left / whole))
 
 
 def _joint(grams: Grid) -> tuple[Tensor, list[int]]:

@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.linalg import float64, project_out
+from forgetless.linalg import float64
 from forgetless.support.errors import TrainingError, require
 from forgetless.support.options import SHARE, real, whole
 from forgetless.theory.projections import EarlierTask, Projection
 from forgetless.theory.svd import (
     RTOL,
     Factors,
+    Protected,
     check_finite,
     check_matrix,
+    check_projection,
     factors,
     overlap,
+    projected,
 )
 
 
@@ -77,33 +80,33 @@ class Descent:
         whole(1).check("max_steps", self.max_steps)
 
     def solve(
-        self, features: Tensor, residual: Tensor, basis: Tensor, weight_decay: float, rtol: float
+        self, features: Tensor, residual: Tensor, basis: Protected, weight_decay: float, rtol: float
     ) -> Tensor:
         """ω_k − ω_{k−1}, (p,), by descent on one task.
 
         Arguments:
             features: φ_k, (n, p).
             residual: ỹ_k, (n,).
-            basis: B_{k−1}, (K, p), with T_{k−1} = I − Bᵀ B.
+            basis: B_{k−1}, (K, p), with T_{k−1} = I − Bᵀ B; or T_{k−1} itself.
             weight_decay: λ.
             rtol: all features count as protected if ‖φ̃‖ ≤ rtol · ‖φ‖.
         """
-        projected = project_out(features, basis, passes=2)
-        top = matrix_norm(projected, 2)
+        inside = projected(features, basis)
+        top = matrix_norm(inside, 2)
         w = previous = features.new_zeros(features.shape[1])
         if top <= rtol * matrix_norm(features, 2) or not bool(residual.any()):
             return w
         step = self.share / (top.square() + weight_decay)
         enough = self.tolerance * top * vector_norm(residual)
-        transposed = projected.T.contiguous()
+        transposed = inside.T.contiguous()
         age = 0  # steps since the momentum was restarted
         length = torch.inf
         for _ in range(self.max_steps):
             ahead = w + age / (age + 3) * (w - previous) if self.accelerated else w
-            gradient = transposed @ (projected @ ahead - residual) + weight_decay * ahead
+            gradient = transposed @ (inside @ ahead - residual) + weight_decay * ahead
             length = vector_norm(gradient)
             if length <= enough:
-                return project_out(ahead, basis, passes=2)
+                return _change(ahead, basis)
             new = ahead - step * gradient
             age = age + 1 if gradient @ (new - w) <= 0 else 0
             previous, w = w, new
@@ -120,21 +123,21 @@ class Learned:
     """The linearised learner after all tasks.
 
     Attributes:
-        method: chooses the protected directions.
+        method: chooses the protected directions; or T_{k−1} for each task k.
         weight_decay: λ.
         rtol: relative cutoff of all ranks.
         factors: the SVD of each φ_k.
         bases: B_{k−1} for each task k, (K, p) each, with T_{k−1} = I − Bᵀ B; empty for the first
-            task.
+            task. Or T_{k−1} itself, a function of rows (n, p), if `learn` was given that.
         residuals: ỹ_k = y_k − f_{k−1}(X_k), (n_k,) each.
         steps: ω_k − ω_{k−1}, (T, p).
     """
 
-    method: Projection
+    method: Projection | Sequence[Protected]
     weight_decay: float
     rtol: float
     factors: tuple[Factors, ...]
-    bases: tuple[Tensor, ...]
+    bases: tuple[Protected, ...]
     residuals: tuple[Tensor, ...]
     steps: Tensor
 
@@ -189,7 +192,7 @@ class Learned:
 
 def learn(
     tasks: Sequence[LinearTask],
-    method: Projection,
+    method: Projection | Sequence[Protected],
     *,
     weight_decay: float = 0.0,
     solver: Descent | None = None,
@@ -206,6 +209,8 @@ def learn(
         tasks: T tasks with the same p.
         method: the protected directions: `NoProjection`, `SampleProjection`,
             `ComponentProjection`, `GradientProjection`, or a `Projection` of your own.
+            Or T_{k−1} for each task k, any orthogonal projections: as functions of rows (n, p), or
+            as orthonormal rows B_{k−1}.
         weight_decay: λ ≥ 0.
         solver: None for the closed form, or gradient descent.
         rtol: singular values at or below rtol times the largest one of φ_k count as zero, in φ_k
@@ -217,15 +222,22 @@ def learn(
     sizes = [task.features.shape[1] for task in tasks]
     require(len(set(sizes)) == 1, "tasks", f"with p = {sizes}", "of one number of parameters p")
 
+    if isinstance(method, Sequence):
+        accepted = f"one for each of {len(tasks)} tasks"
+        require(len(method) == len(tasks), "method", f"{len(method)} projections", accepted)
     seen: list[EarlierTask] = []
     bases, residuals, steps = [], [], []
     weights = float64(tasks[0].features.new_zeros(sizes[0]))
-    basis = weights.new_empty(0, sizes[0])
+    rows = weights.new_empty(0, sizes[0])
+    basis: Protected = rows
     for k, task in enumerate(tasks):
         decomposed = factors(task.features, rtol=rtol)
         phi = decomposed.dense()
-        if k:
-            basis = method.extend(basis, seen, rtol)
+        if isinstance(method, Sequence):
+            basis = method[k]
+            check_projection(f"method[{k}]", phi, basis)
+        elif k:
+            basis = rows = method.extend(rows, seen, rtol)
         targets = float64(task.targets).detach()
         before = float64(task.outputs).detach() + phi @ weights  # f_{k−1}(X_k)
         residual = targets - before
@@ -250,26 +262,30 @@ def learn(
     )
 
 
-def projected_factors(task: Factors, basis: Tensor, rtol: float = RTOL) -> Factors:
+def projected_factors(task: Factors, basis: Protected, rtol: float = RTOL) -> Factors:
     """The SVD of φ̃ = φ T, T = I − Bᵀ B, to its numerical rank at the scale of φ.
 
     The cutoff is relative to ‖φ‖, not to ‖φ̃‖: if all of φ is protected, φ̃ is rounding.
 
     Arguments:
         task: the SVD of φ, of n samples.
-        basis: B, (K, p), orthonormal rows.
+        basis: B, (K, p), orthonormal rows; or T itself.
     """
-    if len(basis) == 0 or task.rank == 0:
+    if task.rank == 0 or (isinstance(basis, Tensor) and len(basis) == 0):
         return task
-    projected = (task.u * task.s) @ project_out(task.v, basis, passes=2)
-    return factors(projected, rtol=rtol, scale=task.sigma(0))
+    inside = (task.u * task.s) @ projected(task.v, basis)
+    return factors(inside, rtol=rtol, scale=task.sigma(0))
 
 
 def _closed_form(
-    task: Factors, residual: Tensor, basis: Tensor, weight_decay: float, rtol: float
+    task: Factors, residual: Tensor, basis: Protected, weight_decay: float, rtol: float
 ) -> Tensor:
     """φ̃ᵀ (φ̃ φ̃ᵀ + λ I)⁻¹ ỹ = Ṽᵀ Σ̃ (Σ̃² + λ)⁻¹ Ũᵀ ỹ from the SVD of φ̃, (p,)."""
-    projected = projected_factors(task, basis, rtol)
-    gains = projected.s / (projected.s.square() + weight_decay)
-    step = (gains * (residual @ projected.u)) @ projected.v
-    return project_out(step, basis, passes=2)
+    inside = projected_factors(task, basis, rtol)
+    gains = inside.s / (inside.s.square() + weight_decay)
+    return _change((gains * (residual @ inside.u)) @ inside.v, basis)
+
+
+def _change(step: Tensor, basis: Protected) -> Tensor:
+    """T · step, (p,), without what rounding left of the rest."""
+    return projected(step.unsqueeze(0), basis)[0]

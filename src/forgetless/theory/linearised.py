@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetless.linalg import float64, project_out
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, first_line, require
 from forgetless.support.layout import Layout
 from forgetless.tangent import require_one_precision, tangent_features
 from forgetless.tangent.evaluation import call_with, differentiable, without_cudnn
+from forgetless.theory.svd import Protected, projected
 
 # outputs (n, C), labels (n,) → the mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -92,7 +93,7 @@ class TangentModel:
                 raise
             except RuntimeError as error:  # NotImplementedError is one
                 if self._way == len(_WAYS) - 1:
-                    reason = str(error).splitlines()[0]
+                    reason = first_line(error)
                     raise ConfigError(f"the model cannot be differentiated: {reason}") from error
             self._way += 1
 
@@ -165,7 +166,8 @@ class SGDRun:
         batches: indices of the samples of each step.
         lr: learning rate.
         batch_size: of a real step; a larger batch replaces several steps.
-        basis: V, directions removed from every step, orthonormal rows (K, p), or None.
+        basis: V, directions removed from every step, orthonormal rows (K, p); or the projection
+            itself, a function of rows (n, p); or None.
         change: how a method changes a step, or None.
     """
 
@@ -175,7 +177,7 @@ class SGDRun:
     batches: Sequence[Tensor]
     lr: float
     batch_size: int
-    basis: Tensor | None = None
+    basis: Protected | None = None
     change: StepChange | None = None
 
     def rate(self, index: Tensor) -> float:
@@ -189,7 +191,9 @@ class SGDRun:
             came = tuple(step.shape) if isinstance(step, Tensor) else type(step).__name__
             accepted = f"a function that returns steps of shape {tuple(theta.shape)}"
             require(came == tuple(theta.shape), "each of methods", came, accepted)
-        return step if self.basis is None else project_out(step, self.basis)
+        if self.basis is None or isinstance(self.basis, Tensor):
+            return step if self.basis is None else project_out(step, self.basis)
+        return projected(step.unsqueeze(0), self.basis)[0]
 
     def cotangent(self, outputs: Tensor, index: Tensor) -> Tensor:
         """∂loss/∂outputs on a batch, (b, C)."""
@@ -233,9 +237,11 @@ def train_by_kernel(model: TangentModel, run: SGDRun) -> Tensor:
     start = model.outputs(run.inputs)
     phi = tangent_features(model.module, run.inputs, params=list(model.layout.shapes))
     kernel = phi.gram()
-    if run.basis is not None:
+    if isinstance(run.basis, Tensor):
         along = float64(phi @ run.basis.T)  # J Vᵀ
         kernel = kernel - along @ along.T
+    elif run.basis is not None:
+        kernel = float64(phi @ projected(phi.dense(), run.basis).T)
     kernel = kernel.to(start)
     alpha = torch.zeros_like(start)
     rows = torch.arange(start.numel(), device=start.device).view_as(start)
@@ -271,7 +277,7 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         twin = copy.deepcopy(module, computed)
     except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(f"model must be one that copy.deepcopy can copy: {reason}") from error
     for part in twin.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):

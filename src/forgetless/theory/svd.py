@@ -1,5 +1,6 @@
 """SVDs of features to their numerical rank, and the NTK overlap of two tasks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -7,15 +8,21 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from forgetless.linalg import float64, orthonormalize, project_out
+from forgetless.linalg import TINY, float64, orthonormalize, project_out
 from forgetless.support.errors import require
 from forgetless.support.options import SHARE
+
+# What a projection T leaves out: B, (K, p), orthonormal rows with T = I − Bᵀ B; or T itself, as a
+# function of rows (n, p), where B would be too large.
+Protected = Tensor | Callable[[Tensor], Tensor]
 
 # Singular values at or below this share of the largest count as zero. Float64 Gram matrices resolve
 # singular values to about 1e-8 of the largest, so this is safe for them as well.
 RTOL = 1e-6
 # The same for features computed in float32.
 FLOAT32_RTOL = 3e-4
+# An orthogonal projection that is stored in float32 is one to this share of a vector's length.
+_STRAIGHT = 1e-4
 
 
 @final
@@ -87,7 +94,27 @@ def extend_basis(basis: Tensor, vectors: Tensor, rtol: float) -> Tensor:
     return torch.cat([basis, orthonormalize(v[s > rtol], against=basis)])
 
 
-def overlap(source: Factors, target: Factors, basis: Tensor | None = None) -> Tensor:
+def projected(rows: Tensor, protected: Protected) -> Tensor:
+    """Rows · T, (n, p), without what is protected."""
+    if isinstance(protected, Tensor):
+        return project_out(rows, protected.to(rows), passes=2)
+    return protected(rows).to(rows)
+
+
+def check_projection(name: str, rows: Tensor, protected: Protected) -> None:
+    """Require T, on these rows, to be an orthogonal projection: T² = T = Tᵀ."""
+    once = projected(rows, protected)
+    require(once.shape == rows.shape, name, tuple(once.shape), f"of shape {tuple(rows.shape)}")
+    length = float(vector_norm(rows))
+    twice = float(vector_norm(projected(once, protected) - once))
+    product = rows @ once.T
+    odd = float(vector_norm(product - product.T)) / max(length, TINY)
+    accepted = "an orthogonal projection, T² = T = Tᵀ"
+    for error in (twice, odd):
+        require(error <= _STRAIGHT * length, name, f"off by {error / length:.1e}", accepted)
+
+
+def overlap(source: Factors, target: Factors, basis: Protected | None = None) -> Tensor:
     """The NTK overlap matrix O^{s→k} = V_s T_{k−1} V_kᵀ, (r_s, r_k), with T_{k−1} = I − Bᵀ B.
 
     Theorem (CF for SGD) with T = I, corollaries (CF for GEM-NT) and (forgetting for PCA-OGD) with
@@ -95,16 +122,18 @@ def overlap(source: Factors, target: Factors, basis: Tensor | None = None) -> Te
 
     Arguments:
         source, target: the SVDs of φ_s and φ_k.
-        basis: B_{k−1}, (K, p), orthonormal rows, such as `Learned.bases[k]`; None is T = I.
+        basis: B_{k−1}, (K, p), orthonormal rows, such as `Learned.bases[k]`; or T_{k−1},
+            a function of rows (n, p); None is T = I.
     """
     _check_pair(source, target)
     p = source.v.shape[1]
     require(target.v.shape[1] == p, "target", tuple(target.v.shape), f"with {p} parameters")
     rows = target.v
     if basis is not None:
-        fits = basis.dim() == 2 and basis.shape[1] == p
-        require(fits, "basis", tuple(basis.shape), f"orthonormal rows (K, {p})")
-        rows = project_out(rows, basis.to(rows), passes=2)
+        if isinstance(basis, Tensor):
+            fits = basis.dim() == 2 and basis.shape[1] == p
+            require(fits, "basis", tuple(basis.shape), f"orthonormal rows (K, {p})")
+        rows = projected(rows, basis)
     product: Tensor = source.v @ rows.T
     return product
 

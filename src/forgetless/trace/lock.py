@@ -6,7 +6,6 @@ import json
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 from forgetless.support.errors import TraceError, UnwritableError
@@ -57,12 +56,7 @@ class FolderLock:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._release()
 
     def _release(self) -> None:

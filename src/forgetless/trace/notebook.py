@@ -7,9 +7,15 @@ from html import escape
 _MOST_TASKS = 20  # a larger matrix is not shown
 _CELL = "padding:.15em .45em;text-align:right;border:0"
 # Anchors of the viridis scale, from dark to bright, so that no drawing library is imported.
-_COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
+_VIRIDIS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 
 Matrix = Sequence[Sequence[float]]
+
+
+def viridis(share: float) -> tuple[str, str]:
+    """The colour of a number in [0, 1], and black or white, whichever is readable on it."""
+    step = min(len(_VIRIDIS) - 1, int(share * len(_VIRIDIS)))
+    return _VIRIDIS[step], "#000000" if step >= len(_VIRIDIS) // 2 else "#ffffff"
 
 
 def trace_html(title: str, facts: Sequence[tuple[str, str]], matrix: Matrix) -> str:
@@ -56,8 +62,6 @@ def _matrix(matrix: Matrix) -> str:
 def _cell(value: float, low: float) -> str:
     if not math.isfinite(value):
         return f'<td style="{_CELL}"></td>'
-    place = (value - low) / max(100 - low, 1e-9)
-    step = min(len(_COLOURS) - 1, int(place * len(_COLOURS)))
-    ink = "#000" if step >= len(_COLOURS) // 2 else "#fff"
-    style = f"{_CELL};background:{_COLOURS[step]};color:{ink}"
+    paper, ink = viridis((value - low) / max(100 - low, 1e-9))
+    style = f"{_CELL};background:{paper};color:{ink}"
     return f'<td style="{style}">{value:.1f}</td>'

@@ -77,8 +77,8 @@ class Trace:
     @property
     def measured_on(self) -> str:
         """Whether accuracies are those on "test" or on held-out "validation" images."""
-        held_out = self.config.get("validation_per_class") or self.config.get("measured_on")
-        return "validation" if held_out not in (None, 0, "test") else "test"
+        validation = self.config.get("validation_per_class") or self.config.get("measured_on")
+        return "validation" if validation not in (None, 0, "test") else "test"
 
     def per_seed(self, metric: Metric) -> NDArray[np.float64]:
         """A metric of the accuracy matrix for each seed, (S,).
@@ -95,14 +95,14 @@ class Trace:
         """The network's `state_dict` after learning a task (from 0)."""
         return self._read(weights_file(seed, task))
 
-    def memory(self, seed: int) -> dict[str, Tensor]:
+    def state(self, seed: int) -> dict[str, Tensor]:
         """The method's state at the end, by the path in it; empty for a method without one."""
-        return self._read(_memory_file(seed))
+        return self._read(_state_file(seed))
 
     def memory_bytes(self, seed: int) -> int | None:
         """The bytes of the method's state at the end; None if the trace does not have it."""
         try:
-            tensors = self.memory(seed)  # mapped from the file, not loaded
+            tensors = self.state(seed)  # mapped from the file, not loaded
         except TraceError:
             return None
         return sum(tensor.nbytes for name, tensor in tensors.items() if name != _STRUCTURE)
@@ -170,9 +170,9 @@ class Trace:
         """Store the weights of a seed after a task."""
         self._keep(weights_file(seed, task), tensors)
 
-    def keep_memory(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
+    def keep_state(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
         """Store the method's state for a seed."""
-        self._keep(_memory_file(seed), tensors)
+        self._keep(_state_file(seed), tensors)
 
     def _keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         # A copy: training changes the weights, and a view would keep all seeds' tensors alive.
@@ -204,7 +204,7 @@ def weights_file(seed: int, task: int) -> str:
     return f"seed-{seed}/task-{task + 1:02d}.safetensors"
 
 
-def _memory_file(seed: int) -> str:
+def _state_file(seed: int) -> str:
     return f"seed-{seed}/memory.safetensors"
 
 

@@ -12,7 +12,8 @@ from forgetless.data import Scenario
 from forgetless.methods import Method
 from forgetless.subspace import STORAGES, Storage
 from forgetless.subspace.footprint import budget_of
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, first_line, require
+from forgetless.support.layout import is_under
 from forgetless.support.streams import global_stream
 from forgetless.tangent.evaluation import eval_mode
 from forgetless.training.learner import Learner
@@ -81,8 +82,8 @@ def make_learner(
     network = Network(
         modules,
         active,
-        is_free=lambda name: name.startswith(free),
-        is_frozen=lambda name: name.startswith(prefixes["freeze"]),
+        is_free=lambda name: is_under(name, free),
+        is_frozen=lambda name: is_under(name, prefixes["freeze"]),
         device=device,
         dtype=getattr(torch, training.dtype),
     )
@@ -105,10 +106,10 @@ def _check_names(prefixes: Mapping[str, tuple[str, ...]], names: Sequence[str]) 
     """Reject prefixes that match no parameter, and parameters both frozen and unprotected."""
     for argument, starts in prefixes.items():
         for start in starts:
-            found = [name for name in names if name.startswith(start)]
+            found = [name for name in names if is_under(name, [start])]
             accepted = "the beginning of a parameter's name in the model"
             require(bool(found), argument, start, accepted)
-            trained = not all(name.startswith(prefixes["freeze"]) for name in found)
+            trained = not all(is_under(name, prefixes["freeze"]) for name in found)
             accepted = "what is trained, and freeze says that it is not"
             require(trained or argument != "unprotected", argument, start, accepted)
 
@@ -119,7 +120,7 @@ def make_model(model: ModelSource, seed: int) -> nn.Module:
         try:
             made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         except (RuntimeError, MemoryError) as error:
-            reason = str(error).splitlines()[0] if str(error) else "not enough memory"
+            reason = first_line(error)
             raise ConfigError(f"the model cannot be made: {reason}") from error
     require(
         isinstance(made, nn.Module), "model", made, "a torch.nn.Module or a function making one"

@@ -127,8 +127,8 @@ def _code_in(settings: Settings) -> list[str]:
 
 def _scenario_entries(scenario: Scenario) -> Settings:
     named = {"scenario": scenario.name, "tasks": scenario.n_tasks}
-    if scenario.settings is not None:
-        return named | dict(scenario.settings)
+    if scenario.recipe is not None:
+        return named | dict(scenario.recipe)
     return named | own_settings(scenario, import_path(type(scenario)))
 
 

@@ -14,7 +14,7 @@ from forgetless.data import Scenario
 from forgetless.methods import Method
 from forgetless.subspace import Storage
 from forgetless.support import signals
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.errors import ConfigError, first_line, require
 from forgetless.support.options import real
 from forgetless.support.provenance import versions
 from forgetless.trace import KEEPS, Keep, Trace
@@ -59,8 +59,9 @@ def fit(
             samples and pixel orders; its result does not depend on the others.
         training: epochs, batch size, learning rate, …
         device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
-        heads: where tasks have outputs of their own, prefixes of the names of the last layer's
-            parameters; by default "head", or else the last layer that has parameters.
+        heads: where tasks have outputs of their own, beginnings of the names of the last layer's
+            parameters, in whole parts ("fc1" is not of "fc10.weight"); by default "head", or else
+            the last layer that has parameters.
         out: folder for the trace, written after every task; None keeps it in memory. An unfinished
             run with the same settings in it is resumed.
         overwrite: replace a trace in `out`; otherwise it is rejected.
@@ -146,6 +147,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.ones(1, device=resolved).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].strip()
+        reason = first_line(error)
         raise ConfigError(f"device {str(device)!r} cannot be used: {reason}") from error
     return resolved

@@ -91,9 +91,8 @@ class Learner:
         remedies = [f"a smaller learning rate than {training.lr:g}", method.steadied_by]
         self.watch = FiniteWatch(self.seeds, [remedy for remedy in remedies if remedy])
         self._has_batch_norm = any(isinstance(m, _BatchNorm) for m in network.module.modules())
-        self._batches = [stream(s, "batches") for s in seeds]
-        self._choices = [stream(s, "remembered samples") for s in seeds]
-        self._augmentations = [stream(s, "augmentation") for s in seeds]
+        uses = ("batches", "remembered samples", "augmentation")
+        self._streams = {use: [stream(s, use) for s in seeds] for use in uses}
         generators = [stream(s, "memory batches") for s in seeds]
         self.sampler = Sampler(generators, network.theta.device)
         starts = torch.tensor([scenario.classes(t).start for t in range(scenario.n_tasks)])
@@ -126,7 +125,7 @@ class Learner:
             self.network.active.copy_(self._seen[task].expand_as(self._seen))
         while progress.epochs < epochs and not progress.held_out.ended:
             if progress.order is None:
-                order = choose_indices(len(split), len(split), self._batches)
+                order = choose_indices(len(split), len(split), self._streams["batches"])
                 progress.order = to_device(order, self.network.theta.device)
             batches = self._split(progress.order)
             in_epoch = len(batches)
@@ -188,7 +187,9 @@ class Learner:
         """One step by itself; returns whether the weights are finite after it, (S,)."""
         samples = batch_of(split, index, task)
         if self.training.augmentation:
-            inputs = augmented(samples.inputs, self.training.augmentation, self._augmentations)
+            inputs = augmented(
+                samples.inputs, self.training.augmentation, self._streams["augmentation"]
+            )
             samples = replace(samples, inputs=inputs)
         with self.sampler.step():
             self.update(samples)
@@ -235,7 +236,9 @@ class Learner:
 
     def consolidate(self, split: Split, task: int) -> None:
         """Let the method store what it needs of the task that was learned."""
-        learned = LearnedTask(self.network, self._parted(split, task)[0], task, self._choices)
+        learned = LearnedTask(
+            self.network, self._parted(split, task)[0], task, self._streams["remembered samples"]
+        )
         self.view.task, self.view.step = task, self.steps
         with eval_mode(self.network.module):
             state = consolidated(self.method, self.state, self.view, learned, len(self.seeds))
@@ -252,8 +255,13 @@ class Learner:
         self.state = self.method.init(self.view)
 
     def generators(self) -> list[torch.Generator]:
-        """All random streams of the seeds: batches, stored samples, memory batches, changes."""
-        return [*self._batches, *self._choices, *self.sampler.generators, *self._augmentations]
+        """All random streams: batches, stored samples, memory batches, augmentation."""
+        return [
+            *self._streams["batches"],
+            *self._streams["remembered samples"],
+            *self.sampler.generators,
+            *self._streams["augmentation"],
+        ]
 
     def accuracy(self, split: Split, classes: range) -> Tensor:
         """Share of the samples that are classified correctly, in percent, (S,)."""

@@ -245,7 +245,7 @@ class _GroupLoop:
                 trace.keep_weights(seed, t, learner.network.state_dict(row))
             if keep == "all" and last:
                 known = learner.method.keeps_all_data  # the dataset has it already
-                trace.keep_memory(seed, {} if known else state_tensors(learner.state, row))
+                trace.keep_state(seed, {} if known else state_tensors(learner.state, row))
         trace.save_record()
 
     def _pause(self, position: Position) -> None:

@@ -19,11 +19,13 @@ from forgetless.support.errors import ConfigError, DataError, first_line
 from forgetless.support.layout import Layout
 from forgetless.tangent import (
     Batch,
+    InputMoments,
     Known,
     Moments,
     TangentFeatures,
     drawn_likelihood,
     features_of,
+    input_moments,
     kronecker_moments,
     layer_inputs,
     probed,
@@ -268,10 +270,16 @@ class Network:
             samples, seed, self.losses, samples.labels[seed], samples.tasks[seed]
         )
 
+    def input_moments(self, samples: Samples, seed: int) -> InputMoments:
+        """The second moments of the layers' inputs of one seed."""
+        values = {n: v[seed] for n, v in self.values(self.theta).items()}
+        batch = Batch((samples.inputs[seed],), {})
+        return input_moments(self.module, values, [batch], names=self.protected_names)
+
     def layer_inputs(self, samples: Samples, seed: int) -> dict[str, Tensor]:
         """Protected weight → its inputs on one seed's samples, (N, d), in eval mode."""
         values = {n: v[seed] for n, v in self.values(self.theta).items()}
-        batch = Batch((samples.inputs[seed],), {}, ())
+        batch = Batch((samples.inputs[seed],), {})
         return layer_inputs(self.module, values, [batch], names=self.protected_names)
 
     def _per_sample(

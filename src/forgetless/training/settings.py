@@ -18,6 +18,7 @@ from forgetless.support.options import (
     real,
     whole,
 )
+from forgetless.training.augmentation import AUGMENTATIONS
 
 # The elementwise optimizers of torch.optim: on stacked weights they treat each seed by itself.
 OPTIMIZERS = {
@@ -32,7 +33,6 @@ OPTIMIZERS = {
 }
 WITH_MOMENTUM = ("sgd", "rmsprop")
 SCHEDULES = ("constant", "cosine", "linear", "step", "plateau")
-AUGMENTATIONS = ("", "crop", "flip", "crop-flip")
 _LARGEST_LR = 1e38  # float32 holds no more
 _SHARE_OR_ZERO = Accepted(lambda value: is_real(value) and 0 <= value < 1, "a number in [0, 1)")
 _LR = Accepted(lambda value: is_real(value) and 0 < value < _LARGEST_LR, "a positive number")
@@ -81,7 +81,7 @@ class Training:
         "",
         "Random changes of training images: crop, flip, crop-flip, or file.py:function of inputs "
         "and a generator.",
-        accepted=_named_or_made(AUGMENTATIONS, "inputs and a generator"),
+        accepted=_named_or_made(tuple(AUGMENTATIONS), "inputs and a generator"),
     )
     held_out: float = option(
         0.0,
@@ -96,11 +96,11 @@ class Training:
     )
     dtype: str = option("float32", "Floating-point type.", choices=("float32", "float64"))
     freeze: str = option(
-        "", "Freeze parameters whose names start with one of these (comma-separated)."
+        "", "Freeze these parameters: names, or beginnings in whole parts (comma-separated)."
     )
     unprotected: str = option(
         "",
-        "Train parameters whose names start with one of these out of the method's reach, as heads "
+        "Train parameters with these names, or beginnings, out of the method's reach, as heads "
         "are.",
     )
     eval_mode_after: int = option(
@@ -173,7 +173,7 @@ class Training:
         return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
 
     @property
-    def is_recordable(self) -> bool:
+    def is_constant_sgd(self) -> bool:
         """Whether all steps are alike: plain SGD at one rate on the samples as they are."""
         return self.is_plain_sgd and self.schedule == "constant" and not self.augmentation
 

@@ -13,7 +13,7 @@ from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Layout
 from forgetless.support.options import whole
-from forgetless.tangent import Moments, TangentFeatures
+from forgetless.tangent import InputMoments, Moments, TangentFeatures
 from forgetless.training.network import Network
 from forgetless.training.sampling import Sampler, batch_of, choose_indices
 
@@ -120,6 +120,11 @@ class FitView:
         return Moments.of_seeds(
             [self.network.moments(samples, s, outputs, random[s]) for s in seeds]
         )
+
+    def input_moments(self, samples: Samples) -> InputMoments:
+        """The second moments of the layers' inputs."""
+        seeds = range(self.network.seeds)
+        return InputMoments.of_seeds([self.network.input_moments(samples, s) for s in seeds])
 
     def layer_inputs(self, samples: Samples) -> Mapping[str, Tensor]:
         """Weight of a layer → its inputs on samples, (S, N, d)."""

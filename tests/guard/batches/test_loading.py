@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 import forgetless
 from forgetless import AGEM, EWC, GEM, OGD, ConfigError, DataError, Guard, Joint
-from forgetless.guard.batches.loading import TaskData
+from forgetless.guard.batches.loading import Reservoir, TaskData
 from forgetless.guard.batches.samples import Part, StoredSamples
 
 from ...tangent import networks as net
@@ -198,7 +198,7 @@ def test_a_last_batch_that_is_dropped_does_not_count():
 def test_only_the_chosen_samples_of_a_dataset_are_read():
     dataset = Counting()
     model = mlp()
-    guard = Guard(model, optim.SGD(model.parameters()), AGEM(memory=12))
+    guard = Guard(model, optim.SGD(model.parameters()), AGEM(memory=12), drift_samples=0)
     guard.end_task(DataLoader(dataset, batch_size=5, shuffle=True))
     assert len(dataset.read) == len(set(dataset.read)) == 12
     expected = torch.stack([dataset.x[i] for i in dataset.read])
@@ -226,14 +226,29 @@ FAIR = {
 }
 
 
+def aside(loader, count: int, seed: int) -> list[int]:
+    """The samples set aside, after another choice that must not matter."""
+    data = TaskData(loader, None, generator(0), Reservoir(count, generator(seed)))
+    data.draw(3)
+    return torch.cat([part.args[0] for part in data.set_aside().parts]).long().tolist()
+
+
+@pytest.mark.parametrize("choose", [numbers, aside])
 @pytest.mark.parametrize("kind", FAIR)
-def test_every_sample_has_the_same_chance(kind):
+def test_every_sample_has_the_same_chance(kind, choose):
     counts = torch.zeros(20)
     for seed in range(600):
-        drawn = numbers(FAIR[kind](), 5, seed)
+        drawn = choose(FAIR[kind](), 5, seed)
         assert len(drawn) == len(set(drawn)) == 5
         counts[drawn] += 1
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_a_pass_that_breaks_off_sets_nothing_aside():
+    data = TaskData(FAIR["walked"](), None, generator(0), Reservoir(30, generator(0)))
+    next(data.batches())
+    found = torch.cat([part.args[0] for part in data.set_aside().parts])
+    assert sorted(found.tolist()) == list(range(20))
 
 
 @pytest.mark.parametrize("kind", FAIR)

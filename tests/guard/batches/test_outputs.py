@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn, optim
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 import forgetless
 from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, ConfigError, DataError, Guard, Joint
+from forgetless.guard.batches.outputs import chosen_output
 
 from ...tangent import networks as net
 from ...tangent.reference import built, integers, random
@@ -155,7 +156,7 @@ WRONG = {
     "a late label too large": (
         None,
         torch.tensor([0, 1, 2, 3, 0, 9]),
-        r"labels must be in \[0, 4\), as the outputs, not '0 to 9'",
+        r"labels must be in \[0, 4\), as the model has 4 outputs, not '0 to 9'",
     ),
     "a negative label": (None, torch.tensor([0, 1, 2, 3, 0, -1]), r"labels must be in \[0, 4\)"),
     "tokens for no sequence": ("likelihood", torch.zeros(6, 3).long(), "must be tokens"),
@@ -191,6 +192,142 @@ def test_targets_and_functions_that_do_not_fit(case):
         guard.end_task(batch)
     assert "\n" not in str(caught.value)
     assert guard.tasks == 0
+
+
+def end_task_fails(model, batch, method, message, **options) -> None:
+    guard = Guard(model, optim.SGD(model.parameters()), method, **options)
+    with pytest.raises(ConfigError, match=message) as caught:
+        guard.end_task(batch)
+    assert "\n" not in str(caught.value)
+    assert guard.tasks == 0
+
+
+LABELS = torch.arange(30) % 4
+ONE_HOT = torch.eye(4)[LABELS]
+# The labels, the classes, what the message says, and options or labels that do what it says.
+MISTAKEN = {
+    "a column": (
+        LABELS[:, None],
+        4,
+        r"shape \(n, 1\), and classes are \(n,\): unpack=lambda batch: .*squeeze\(1\)",
+        {"unpack": lambda batch: (batch[0], batch[1].squeeze(1))},
+    ),
+    "one-hot numbers": (
+        ONE_HOT,
+        4,
+        r"target \(n, 4\) is one-hot, .* unpack=lambda .*batch\[1\].argmax\(1\)\)",
+        {"unpack": lambda batch: (batch[0], batch[1].argmax(1))},
+    ),
+    "one-hot integers": (
+        ONE_HOT.long(),
+        4,
+        "is one-hot",
+        {"unpack": lambda batch: (batch[0], batch[1].argmax(1))},
+    ),
+    "one logit": (
+        LABELS % 2,
+        1,
+        "labels of torch.int64 need a logit for each class, .* output='regression', .* loss=",
+        {
+            "output": "regression",
+            "loss": lambda out, y: binary_cross_entropy_with_logits(out, y.view_as(out).float()),
+        },
+    ),
+    "one logit, a column": (
+        LABELS[:, None] % 2 == 1,
+        1,
+        "labels of torch.bool need a logit for each class",
+        {
+            "output": "regression",
+            "loss": lambda out, y: binary_cross_entropy_with_logits(out, y.view_as(out).float()),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKEN)
+@pytest.mark.parametrize("method", [OGD(20), AGEM(20), EWC()], ids=lambda m: m.name)
+def test_labels_of_another_kind_are_explained(case, method):
+    labels, classes, message, mended = MISTAKEN[case]
+    model, batch = seeded(lambda: nn.Linear(12, classes)), (torch.randn(30, 12), labels)
+    end_task_fails(model, batch, method, message)
+    guard = Guard(model, optim.SGD(model.parameters()), method, **mended)
+    guard.end_task(batch)
+    assert guard.tasks == 1
+
+
+def test_one_hot_numbers_may_be_meant():
+    model = mlp().double()
+    x, target = random(4, 12), ONE_HOT[:4].double()
+    found = remembered(model, (x, target), output="regression")
+    assert_spans(found, rows_by_autograd(model, model(x)))
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 1)])
+def test_the_loss_of_a_binary_classifier_is_asked_for(shape):
+    model = seeded(lambda: nn.Linear(12, 1))
+    batch = torch.randn(30, 12), (LABELS % 2).float().view(shape)
+    end_task_fails(model, batch, AGEM(20), "loss may be binary cross-entropy or the squared error")
+    told = Guard(
+        model,
+        optim.SGD(model.parameters()),
+        AGEM(20),
+        loss=lambda out, y: binary_cross_entropy_with_logits(out, y.view_as(out)),
+    )
+    told.end_task(batch)
+    # The logit is protected either way.
+    assert len(remembered(seeded(lambda: nn.Linear(12, 1)), batch)) == 13
+
+
+RETURNED_LOSSES = {
+    "a number": lambda z: z.mean(),
+    "a tuple": lambda z: (z.mean(),),
+    "a loss before the logits": lambda z: (z.mean(), z),
+    "a dict": lambda z: {"loss": z.mean()},
+    "an object": lambda z: SimpleNamespace(logits=z.mean()),
+}
+
+
+@pytest.mark.parametrize("returned", RETURNED_LOSSES)
+def test_a_model_that_returns_its_loss(returned):
+    wrap = RETURNED_LOSSES[returned]
+    model = net.Calls(lambda m, x: wrap(m.layer(x)), layer=nn.Linear(12, 4))
+    message = "returns one number for a whole batch, such as its loss.* output=, .* unpack="
+    for method, batch in ((OGD(20), task(0)), (OGD(20), task(0)[0]), (AGEM(20), task(0))):
+        end_task_fails(model, batch, method, message)
+
+
+@pytest.mark.parametrize("method", [OGD(20), AGEM(20), EWC()], ids=lambda m: m.name)
+def test_labels_out_of_range(method):
+    message = r"labels must be in \[0, 4\), as the model has 4 outputs, not '1 to 4'"
+    end_task_fails(mlp(), (torch.randn(30, 12), LABELS + 1), method, message)
+
+
+def transformer(name: str, generates: bool = False, encoder_decoder: bool = False) -> nn.Module:
+    """A model with a class and a configuration like one of transformers."""
+    config = SimpleNamespace(is_encoder_decoder=encoder_decoder)
+    kind = type(name, (nn.Linear,), {"config": config, "can_generate": lambda self: generates})
+    return kind(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "output"),
+    [
+        (transformer("LlamaForCausalLM", generates=True), "likelihood"),
+        (transformer("T5ForConditionalGeneration", True, encoder_decoder=True), "tokens"),
+        (transformer("BertForMaskedLM"), "tokens"),
+        (transformer("BertForTokenClassification"), "tokens"),
+        (transformer("BertForSequenceClassification"), None),
+        (nn.Linear(2, 3), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
+)
+def test_the_output_of_models_of_transformers(model, output):
+    assert chosen_output(None, model) == output
+    assert chosen_output("class", model) == "class"
+    adapted = nn.Identity()  # as peft wraps it
+    adapted.get_base_model = lambda: model
+    assert chosen_output(None, adapted) == output
 
 
 def test_a_model_whose_outputs_cannot_be_read():

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, Guard, KronOGD
+from forgetless import AGEM, EWC, GEM, GPM, OGD, PCAOGD, SGP, AdamNSCL, Guard, KFACLaplace, KronOGD
 from tests.methods.test_own_methods import own
 
 CLASSES, LENGTH, WORDS, WIDTH, BATCH = 3, 5, 11, 8, 8
@@ -74,9 +74,14 @@ CASES = [
     Case("ddp-a-gem", "mlp", "sgd", AGEM(memory=9, batch_size=5), "ddp"),
     Case("ddp-gem", "mlp", "adamw", GEM(memory=9), "ddp"),
     Case("ddp-si", "mlp", "sgd", SI, "ddp"),
-    Case("ddp-gpm", "mlp", "adamw", own.GPM(threshold=0.5, samples=20), "ddp"),
+    Case("ddp-owm", "mlp", "adamw", own.OWM(samples=20), "ddp"),
     Case("ddp-kron", "transformer", "adamw", KRON, "ddp"),
     Case("ddp-kron-sgd", "mlp", "sgd", KRON, "ddp"),
+    Case("ddp-gpm", "transformer", "adamw", GPM(threshold=0.8, samples=20), "ddp"),
+    Case("ddp-sgp", "mlp", "sgd", SGP(threshold=0.8, samples=20), "ddp"),
+    Case("ddp-laplace", "mlp", "sgd", KFACLaplace(samples=20), "ddp"),
+    Case("fsdp-gpm", "transformer", "adamw", GPM(threshold=0.8, samples=20), "fsdp"),
+    Case("fsdp-nscl", "mlp", "sgd", AdamNSCL(ratio=100.0, samples=20), "fsdp"),
     Case("fsdp-kron", "transformer", "adamw", KRON, "fsdp"),
     Case("fsdp-kron-32", "mlp", "sgd", KRON, "fsdp", torch.float32),
     Case("fsdp-ogd", "mlp", "sgd", OGD(samples=9), "fsdp"),

@@ -22,6 +22,9 @@ def as_one(case, found) -> None:
     stats = guard.stats()
     removed = torch.tensor([stats.removed, *stats.layers.values()]).double()
     torch.testing.assert_close(found["removed"], removed, atol=1e-5, rtol=1e-4)
+    drift = torch.tensor(list(guard.drift().metrics().values())).double()
+    assert len(drift) == 9  # of each task: drift, share of changed predictions, loss
+    torch.testing.assert_close(found["drift"], drift, atol=1e-6, rtol=1e-3)
 
 
 def test_one_two_four_and_one_again(tmp_path):

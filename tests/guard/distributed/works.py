@@ -33,11 +33,13 @@ def all_cases(rank, folder, names):
         for other in everyone:
             assert torch.equal(other, found), case.name
         stats = guard.stats()  # a sum over the processes: all of them ask
+        drift = guard.drift()  # gathers weights that are sharded
         if rank == 0:
             kept = {
                 "weights": found,
                 "directions": torch.tensor(guard.memory_report().directions),
                 "removed": torch.tensor([stats.removed, *stats.layers.values()]).double(),
+                "drift": torch.tensor(list(drift.metrics().values())).double(),
             }
             save_file(kept, folder / f"{case.name}.safetensors")
 
@@ -206,8 +208,8 @@ def _refused(rank, x, y):
     optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
     with pytest.raises(ConfigError, match=r"a-gem takes gradients.*DistributedDataParallel"):
         Guard(sharded, optimizer, AGEM())
-    with pytest.raises(ConfigError, match=r"gpm may need all weights in one place.* separable = T"):
-        Guard(sharded, optimizer, own.GPM())
+    with pytest.raises(ConfigError, match=r"owm may need all weights in one place.* separable = T"):
+        Guard(sharded, optimizer, own.OWM())
     with pytest.raises(ConfigError, match="Axes needs all columns of a vector"):
         Guard(sharded, optimizer, Freeze()).end_task((x, y))
     with pytest.raises(ConfigError, match="'dense', 'bfloat16' or 'cpu' for a sharded model"):

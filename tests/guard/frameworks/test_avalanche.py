@@ -19,7 +19,7 @@ from avalanche.models import MTSimpleMLP, as_multitask
 from avalanche.training import AGEM, Naive
 from avalanche.training.plugins import EvaluationPlugin
 
-from forgetless import PCAOGD, ConfigError
+from forgetless import PCAOGD, ConfigError, Guard
 from forgetless.guard.frameworks.avalanche import GuardPlugin
 from tests.guard.frameworks.common import Looking, leak, network, points, vector
 
@@ -65,6 +65,20 @@ def test_no_step_touches_what_was_learned():
     model, plugin = network(), GuardPlugin(METHOD)
     stream = benchmark([points(0), points(2)]).train_stream
     check_second_experience(model, plugin, learner(model, [plugin]), stream)
+
+
+def test_what_a_pretrained_model_does_is_protected():
+    model = network()
+    stream = benchmark([points(0), points(2)]).train_stream
+    plugin = GuardPlugin(METHOD, protect=stream[0].dataset)
+    before = vector(model, tuple(name for name, _ in model.named_parameters()))
+    learner(model, [plugin]).train(stream[1])
+    assert plugin.guard.tasks == 2
+    fresh = network()
+    alone = Guard(fresh, torch.optim.SGD(fresh.parameters()), METHOD)
+    alone.protect(points(0))
+    directions = alone.state_dict()["memory.directions"]
+    assert leak(plugin.guard, before, vector(model, plugin.guard.names), directions) < 1e-5
 
 
 @pytest.mark.parametrize("make", [lambda: MTSimpleMLP(input_size=6), None], ids=["own", "wrapped"])

@@ -1,18 +1,23 @@
 """The guard as a callback of Lightning: attached, remembered, saved."""
 
 import copy
+import csv
 import inspect
-from types import SimpleNamespace
+import warnings
+from pathlib import Path
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard, tangent_features
 from forgetless.guard.frameworks.base import GuardOptions
 from forgetless.guard.frameworks.lightning import GuardCallback
+from forgetless.support.errors import ForgetlessWarning
 from tests.guard.frameworks.common import Looking, leak, network, points, vector
 
 METHOD = PCAOGD(components=10, samples=48)
@@ -131,6 +136,77 @@ def test_checkpoints_hold_what_is_remembered(tmp_path, method):
         assert leak(fresh.guard, before, vector(resumed, fresh.guard.names)) < 1e-5
 
 
+@pytest.mark.parametrize("of", ["loader", "dataset", "batch"])
+def test_what_a_pretrained_model_does_is_protected(of):
+    protect = {"loader": loader(0), "dataset": loader(0).dataset, "batch": points(0)}[of]
+    module, callback = Classifier(), GuardCallback(METHOD, protect=protect)
+    by_hand = network()
+    guard = Guard(by_hand, torch.optim.SGD(by_hand.parameters()), METHOD)
+    guard.protect(points(0))
+    directions, before = guard.state_dict()["memory.directions"], vector(by_hand, guard.names)
+    fit(module, 2, callback)
+    assert callback.guard.tasks == 2
+    assert leak(guard, before, vector(module.network, guard.names), directions) < 1e-5
+    fit(module, 2, callback)
+    assert callback.guard.tasks == 3  # protected once
+
+
+def test_the_last_task_is_saved_beside_the_checkpoints(tmp_path):
+    module, callback = Classifier(), GuardCallback(METHOD)
+    saving = ModelCheckpoint(tmp_path / "kept")
+    settings = {"enable_checkpointing": True, "callbacks": [callback, saving]}
+    fit(module, 0, callback, **settings)
+    fresh = GuardCallback(METHOD)
+    fresh.load(tmp_path / "kept")
+    for name, tensor in callback.guard.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor)
+    before = vector(module, callback.guard.names)
+    directions = callback.guard.state_dict()["memory.directions"]
+    fit(module, 2, fresh)
+    assert fresh.guard.tasks == 2
+    assert leak(fresh.guard, before, vector(module, fresh.guard.names), directions) < 1e-5
+
+
+def test_a_checkpoint_without_what_is_stored_is_warned_of(tmp_path):
+    module = Classifier()
+    fit(module, 0, lightning.Callback()).save_checkpoint(tmp_path / "bare.ckpt")
+    guarded, remembered = Classifier(), GuardCallback(METHOD)
+    fit(guarded, 0, remembered).save_checkpoint(tmp_path / "whole.ckpt")
+    remembered.save(tmp_path)
+
+    def resume(name, callback) -> list[str]:
+        with warnings.catch_warnings(record=True) as got:
+            warnings.simplefilter("always")
+            fit(Classifier(), 2, callback, ckpt_path=tmp_path / name, max_epochs=3)
+        return [str(one.message) for one in got if issubclass(one.category, ForgetlessWarning)]
+
+    (told,) = resume("bare.ckpt", GuardCallback(METHOD))
+    assert "bare.ckpt: earlier tasks are not protected" in told
+    assert not resume("whole.ckpt", GuardCallback(METHOD))
+    loaded = GuardCallback(METHOD)
+    loaded.load(tmp_path)
+    assert not resume("bare.ckpt", loaded)
+    assert loaded.guard.tasks == 2
+
+
+def test_the_removed_share_is_logged_and_kept(tmp_path):
+    module, callback = Classifier(), GuardCallback(METHOD)
+    logger = CSVLogger(tmp_path)
+    settings = {"logger": logger, "log_every_n_steps": 4}
+    fit(module, 0, callback, **settings)
+    assert callback.stats().steps == 0
+    fit(module, 2, callback, **settings)
+    assert callback.guard.stats().steps == 0
+    stats = callback.stats()
+    assert stats.steps == 12
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["guard_removed"]]
+    assert [int(row["step"]) for row in rows] == [3, 7, 11]
+    assert float(rows[-1]["guard_removed"]) == pytest.approx(stats.removed)
+    assert float(rows[-1]["guard_removed_last"]) == pytest.approx(stats.last)
+    assert 0 < stats.removed < 1
+
+
 def test_another_module_of_the_same_shape_goes_on():
     callback = GuardCallback(METHOD)
     fit(Classifier(), 0, callback)
@@ -168,12 +244,6 @@ def test_several_optimizers_are_refused():
     module = Classifier(manual=True, optimizers=2)
     with pytest.raises(ConfigError, match="made 2"):
         fit(module, 0, GuardCallback(METHOD))
-
-
-def test_several_processes_would_remember_different_samples():
-    trainer = SimpleNamespace(optimizers=[None], world_size=2)
-    with pytest.raises(ConfigError, match="end_task=False"):
-        GuardCallback(METHOD).on_train_start(trainer, Classifier())
 
 
 def test_mistakes_are_found_before_training():

@@ -110,7 +110,7 @@ def _repeated(
         if found["injected"] == kills:
             break
         here = folder / f"{n}" / "here"
-        run = replace(wanted, folder=here, storage=f"file://{folder}/{n}/shared")
+        run = replace(wanted, folder=here, shared=f"file://{folder}/{n}/shared")
         fell, error = _run(run, engine, chance.uniform(0, 2), kill)
         if not fell:
             continue

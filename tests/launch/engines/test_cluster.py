@@ -88,7 +88,7 @@ def test_a_node_that_dies_half_way_loses_nothing(nodes, closed, expected, tmp_pa
             closed.touch()
 
     here = order(tmp_path / "here" / "patient", PATIENT, **LONG)
-    wanted = replace(here, storage=f"{shared}/patient")
+    wanted = replace(here, shared=f"{shared}/patient")
     assert trained([wanted], Cluster(), watch) == {"patient": None}
     assert len(killed) == 1
     assert_alike(tmp_path / "here" / "patient", expected / "patient")

@@ -79,7 +79,7 @@ def expected(tmp_path_factory):
 
 def stored(here: Path, url: str, **settings):
     """A run in shared storage."""
-    return replace(order(here, **settings), storage=f"{url}/ogd")
+    return replace(order(here, **settings), shared=f"{url}/ogd")
 
 
 def stopping(after: float):
@@ -124,7 +124,7 @@ def test_a_run_goes_on_on_another_machine(place, engine, expected, tmp_path):
         trained([stored(tmp_path / "one", url)], engine, stopping(0.6))
     assert not (folder / "ogd" / "trace.json").exists()
     other = stored(tmp_path / "two" / "ogd", url)
-    download_state(other.storage, other.folder)
+    download_state(other.shared, other.folder)
     assert status_of(other.folder, other.config).kind == "unfinished"
     changed = replace(other.config, lr=0.5)
     assert status_of(other.folder, changed).kind == "other"
@@ -137,7 +137,7 @@ def test_a_run_goes_on_on_another_machine(place, engine, expected, tmp_path):
     assert sorted(f.name for f in (folder / "ogd").iterdir()) == ["seed-0", "seed-1", "trace.json"]
     # Once more, from a third: there is nothing to do.
     third, events = stored(tmp_path / "three" / "ogd", url), Events()
-    download_state(third.storage, third.folder)
+    download_state(third.shared, third.folder)
     assert trained([third], InProcess(), events) == {"ogd": None}
     assert not [e for e in events if e.progress]
     assert_alike(third.folder, expected)

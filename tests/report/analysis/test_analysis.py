@@ -12,8 +12,9 @@ from PIL import Image
 
 from forgetless import TraceError, tangent_features, theory
 from forgetless.launch.rebuild import rebuild, samples_of
-from forgetless.report.analysis import analyse, analysed, known_analysis
+from forgetless.report.analysis import analyse, cached_analysis, known_analysis
 from forgetless.report.analysis.measure import _SeedRun
+from forgetless.subspace import DENSE, KroneckerSubspace
 from forgetless.trace import load_trace
 
 SAMPLES = 25
@@ -35,13 +36,17 @@ def test_the_overlap_is_that_of_the_dense_matrices(digits_run, method):
     found = analyse(trace, samples=SAMPLES)
     directions, ranks = None, [0, 0, 0]
     if method != "sgd":
-        directions, ranks = trace.memory(0)["directions"].double(), trace.memory(0)["ranks"]
+        directions, ranks = trace.state(0)["directions"].double(), trace.state(0)["ranks"]
     assert found.projected is (method != "sgd")
     for s, k in [(0, 1), (0, 2), (1, 2)]:
         sides = [theory.factors(dense_features(trace, s, t), rtol=3e-4) for t in (s, k)]
         basis = None if directions is None else directions[: int(sum(ranks[:k]))]
         wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
         np.testing.assert_allclose(found.overlap[f"{s}-{k}"], wanted, atol=2e-3)
+        left = sides[0].dense()
+        left = left if basis is None else left - left @ basis.T @ basis
+        share = left.square().sum() / sides[0].s.square().sum()
+        assert found.unprotected[f"{s}-{k}"] == pytest.approx(float(share), abs=1e-4)
     if method != "sgd":  # what is remembered takes overlap away
         plain = theory.overlap_spectrum(theory.overlap(*sides))
         assert np.mean(found.overlap["1-2"]) < 0.9 * float(plain.mean())
@@ -62,13 +67,32 @@ def test_it_does_not_matter_how_directions_are_kept(digits_run, method, storage)
         assert one.predicted == pytest.approx(other.predicted, abs=2.0)
 
 
+def test_the_overlap_with_an_eigenbasis_is_that_of_its_dense_projection(digits_run):
+    """What task 3 avoids is what a run of the first two tasks stored at its end."""
+    trace, shorter = (digits_run("rotated-digits", "kron-ogd", tasks=tasks) for tasks in (3, 2))
+    found = analyse(trace, samples=SAMPLES)
+    assert found.projected
+    sides = [dense_features(trace, 1, t) for t in (1, 2)]
+    size = sides[0].shape[1]
+    stored = KroneckerSubspace.restore([shorter.memory(0)], torch.zeros(1, size).double(), DENSE)
+    matrix = torch.cat([stored.project_out(row) for row in torch.eye(size).double().split(1)])
+    left, right = (theory.factors(side, rtol=3e-4) for side in sides)
+    wanted = theory.overlap_spectrum(left.v @ matrix @ right.v.T)
+    np.testing.assert_allclose(found.overlap["1-2"], wanted, atol=2e-3)
+    share = (sides[0] @ matrix).square().sum() / sides[0].square().sum()
+    assert found.unprotected["1-2"] == pytest.approx(float(share), abs=1e-4)
+    assert 0 < share < 0.2
+    assert len(found.forecast) == 2
+    assert all(variance.kept is None for variance in found.variance)  # not of one task
+
+
 def test_heads_are_no_part_of_what_is_protected(digits_run):
     trace = digits_run("split-digits", "pca-ogd")
     found = analyse(trace, samples=SAMPLES)
     assert found.projected
     model = rebuild(trace).network(trace.weights(0, 0))
     names = [n for n, _ in model.named_parameters() if not n.startswith("head.")]
-    basis = trace.memory(0)["directions"].double()[: int(trace.memory(0)["ranks"][0])]
+    basis = trace.state(0)["directions"].double()[: int(trace.state(0)["ranks"][0])]
     sides = [theory.factors(dense_features(trace, 0, t, names), rtol=3e-4) for t in (0, 1)]
     wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
     np.testing.assert_allclose(found.overlap["0-1"], wanted, atol=2e-3)
@@ -79,7 +103,7 @@ def test_convolutions_and_batch_norm_are_taken_as_they_were_evaluated(digits_run
     trace = digits_run("rotated-digits", "ogd", model="lenet", epochs=1, tasks=2)
     found = analyse(trace, samples=SAMPLES)
     sides = [theory.factors(dense_features(trace, 0, t), rtol=3e-4) for t in (0, 1)]
-    basis = trace.memory(0)["directions"].double()[: int(trace.memory(0)["ranks"][0])]
+    basis = trace.state(0)["directions"].double()[: int(trace.state(0)["ranks"][0])]
     wanted = theory.overlap_spectrum(theory.overlap(*sides, basis))
     np.testing.assert_allclose(found.overlap["0-1"], wanted, atol=2e-3)
     assert len(found.forecast) == 1
@@ -98,10 +122,10 @@ def test_variance_and_kernel_are_those_of_the_theory(digits_run):
         assert variance.samples == len(curve) == 150  # all that the task has
         assert (np.diff(curve) >= -1e-9).all()
         assert curve[-1] == pytest.approx(1)
-        assert variance.kept == int(trace.memory(0)["ranks"][task])
+        assert variance.kept == int(trace.state(0)["ranks"][task])
     # The method looked at other samples of the same task; the share it kept is close.
     kept = found.variance[0].curve[found.variance[0].kept - 1]
-    assert kept == pytest.approx(float(trace.memory(0)["shares"][0]), abs=0.1)
+    assert kept == pytest.approx(float(trace.state(0)["shares"][0]), abs=0.1)
 
 
 def test_a_forecast_stands_beside_what_was_measured(digits_run):
@@ -121,7 +145,7 @@ def test_the_forecast_of_a_projecting_method_avoids_its_directions(digits_run):
     replayed = _SeedRun.of(trace, rebuild(trace), SAMPLES)
     basis = replayed.basis(1)
     assert basis.shape[1] == sum(p.numel() for p in replayed.model.parameters())
-    rows = trace.memory(0)["directions"][: len(basis)]
+    rows = trace.state(0)["directions"][: len(basis)]
     torch.testing.assert_close(basis.square().sum(1), rows.square().sum(1))
     heads = [p.numel() for n, p in replayed.model.named_parameters() if n.startswith("head.")]
     assert not basis[:, -sum(heads) :].any()
@@ -133,7 +157,7 @@ def test_layers_out_of_reach_have_no_part_in_the_forecast(digits_run, setting):
     replayed = _SeedRun.of(trace, rebuild(trace), SAMPLES)
     sizes = {n: p.numel() for n, p in replayed.model.named_parameters()}
     first = sizes["body.1.weight"] + sizes["body.1.bias"]
-    rows = trace.memory(0)["directions"]
+    rows = trace.state(0)["directions"]
     assert rows.shape[1] == sum(sizes.values()) - first
     basis = replayed.basis(1)
     if setting == "unprotected":  # trained, but free to move
@@ -175,11 +199,11 @@ def test_an_analysis_is_kept_until_the_trace_changes(digits_run, tmp_path):
     shutil.copytree(digits_run("rotated-digits", "sgd").path, tmp_path / "run")
     trace = load_trace(tmp_path / "run")
     assert known_analysis(trace) is None
-    made = analysed(trace, samples=SAMPLES)
+    made = cached_analysis(trace, samples=SAMPLES)
     assert known_analysis(trace) == made
     file = tmp_path / "run" / "analysis.json"
-    assert analysed(trace, samples=SAMPLES) == made
-    assert analysed(trace, samples=SAMPLES + 1).samples == SAMPLES + 1  # another question
+    assert cached_analysis(trace, samples=SAMPLES) == made
+    assert cached_analysis(trace, samples=SAMPLES + 1).samples == SAMPLES + 1  # another question
     record = json.loads((tmp_path / "run" / "trace.json").read_text())
     record["seconds"] = 1.0
     (tmp_path / "run" / "trace.json").write_text(json.dumps(record))

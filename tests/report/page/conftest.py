@@ -8,7 +8,7 @@ import pytest
 from forgetless import SGD, Training, fit
 from forgetless.launch.config import resolve
 from forgetless.launch.runs import run
-from forgetless.report.analysis import analysed
+from forgetless.report.analysis import cached_analysis
 from forgetless.report.comparison import compare, find_traces
 from forgetless.report.page import write_page
 from forgetless.trace import Trace, load_trace
@@ -110,7 +110,7 @@ def pages(request, tmp_path_factory):
 
 def _with_analysis(traces: list[Trace]):
     comparison = compare(traces)[0]
-    reasons = {e.label: analysed(e.parts[0], samples=30) for e in comparison.entries}
+    reasons = {e.label: cached_analysis(e.parts[0], samples=30) for e in comparison.entries}
     return [comparison], [reasons]
 
 

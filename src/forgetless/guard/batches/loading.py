@@ -24,20 +24,49 @@ class TaskData:
         loader: an iterable of batches, or one batch.
         unpack: from a batch to inputs and target.
         generator: of random choices.
+        aside: filled with a choice of its own by `set_aside`, or by a pass over all samples if
+            there is no indexed dataset.
     """
 
-    def __init__(self, loader: Any, unpack: Unpack | None, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        unpack: Unpack | None,
+        generator: torch.Generator,
+        aside: "Reservoir | None" = None,
+    ) -> None:
         if not isinstance(loader, Iterable):
             raise ConfigError(f"a loader must be iterable, not {type(loader).__name__}")
         self.loader: Iterable[Any] = [loader] if _is_batch(loader) else loader
         self.unpack = unpack
         self.generator = generator
+        self._aside = aside or Reservoir(0, generator)
         self._all: list[Part] | None = None
         self._begun: Iterator[Part] | None = None
         self._seen = 0
 
     def batches(self) -> Iterator[Part]:
         """All samples, batch by batch; those of an iterator are stored for the next time."""
+        if self._aside.complete or self.dataset is not None:
+            yield from self._pass()
+            return
+        self._aside.parts, self._aside.seen = [], 0  # an earlier pass may have been broken off
+        for part in self._pass():
+            self._aside.add(part)
+            yield part
+        self._aside.complete = True
+
+    def set_aside(self) -> StoredSamples:
+        """The samples set aside, which are read now unless a pass over all has met them."""
+        aside = self._aside
+        if self.dataset is not None:
+            return self._indexed(aside.count, aside.generator)
+        if not aside.complete:
+            for _ in self.batches():
+                pass
+        return _stacked(aside.parts)
+
+    def _pass(self) -> Iterator[Part]:
         if self._all is None and isinstance(self.loader, Iterator):
             self._all = list(self._read())
         if self._all is not None:
@@ -105,31 +134,54 @@ class TaskData:
 
     def draw(self, count: int) -> StoredSamples:
         """A random choice without replacement, all samples if there are no more than `count`."""
-        if self.dataset is None:
-            parts = self._reservoir(count)
-        else:
-            index = torch.randperm(len(self.dataset), generator=self.generator)[:count]
-            parts = list(self.at(index.tolist()))
-        if not parts:
-            raise NoSamplesError("the loader has no samples")
-        return StoredSamples.stacked(parts)
-
-    def _reservoir(self, count: int) -> list[Part]:
-        """Reservoir sampling: equal chances in one pass that stores no more than `count`."""
-        chosen: list[Part] = []
-        seen = 0
+        if self.dataset is not None:
+            return self._indexed(count, self.generator)
+        chosen = Reservoir(count, self.generator)
         for part in self.batches():
-            n = len(part)
-            # Sample number s, from 1, takes a random one of s places, if that is below `count`.
-            chances = torch.rand(n, dtype=torch.float64, generator=self.generator)
-            places = (chances * torch.arange(seen + 1, seen + n + 1)).long().tolist()
-            for i, place in enumerate(places):
-                if len(chosen) < count:
-                    chosen.append(part.select(torch.tensor([i])))
-                elif place < count:
-                    chosen[place] = part.select(torch.tensor([i]))
-            seen += n
-        return chosen
+            chosen.add(part)
+        return _stacked(chosen.parts)
+
+    def _indexed(self, count: int, generator: torch.Generator) -> StoredSamples:
+        """A random choice of the indexed dataset's samples."""
+        index = torch.randperm(len(self.dataset), generator=generator)[:count]
+        return _stacked(list(self.at(index.tolist())))
+
+
+@final
+class Reservoir:
+    """Reservoir sampling: equal chances in one pass that stores no more than `count` samples.
+
+    Attributes:
+        parts: the samples, one each.
+        seen: how many there were to choose from.
+        complete: whether that was all of the data; set by whoever reads it.
+    """
+
+    def __init__(self, count: int, generator: torch.Generator) -> None:
+        self.count = count
+        self.generator = generator
+        self.parts: list[Part] = []
+        self.seen = 0
+        self.complete = count == 0
+
+    def add(self, part: Part) -> None:
+        """Let these samples take their chances."""
+        n = len(part)
+        # Sample number s, from 1, takes a random one of s places, if that is below `count`.
+        chances = torch.rand(n, dtype=torch.float64, generator=self.generator)
+        places = (chances * torch.arange(self.seen + 1, self.seen + n + 1)).long().tolist()
+        for i, place in enumerate(places):
+            if len(self.parts) < self.count:
+                self.parts.append(part.select(torch.tensor([i])))
+            elif place < self.count:
+                self.parts[place] = part.select(torch.tensor([i]))
+        self.seen += n
+
+
+def _stacked(parts: list[Part]) -> StoredSamples:
+    if not parts:
+        raise NoSamplesError("the loader has no samples")
+    return StoredSamples.stacked(parts)
 
 
 def iterates_plainly(loader: Any) -> bool:

@@ -1,6 +1,7 @@
 """Protected scalars of a model's outputs, and the loss that methods follow."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -28,7 +29,8 @@ def logits_of(outputs: Any) -> Tensor:
     """The tensor in a model's outputs: they, their `.logits`, or the first of a tuple."""
     found = outputs
     if isinstance(outputs, Mapping):
-        found = outputs.get("logits")
+        found, loss = outputs.get("logits"), outputs.get("loss")
+        found = loss if found is None and isinstance(loss, Tensor) and not loss.dim() else found
     elif hasattr(outputs, "logits"):
         found = outputs.logits
     elif isinstance(outputs, tuple | list) and outputs:
@@ -37,6 +39,13 @@ def logits_of(outputs: Any) -> Tensor:
         raise ConfigError(
             f"the model returns {_described(outputs)}: say with output= which numbers of it to "
             "protect, and with loss= what its loss is"
+        )
+    if not found.dim():
+        raise ConfigError(
+            "the model returns one number for a whole batch, such as its loss, and outputs of each "
+            "sample are needed: let forward return them, choose them with output=, for example "
+            "lambda outputs, target: outputs[1], or leave out with unpack= the labels that make "
+            "it return a loss"
         )
     return found
 
@@ -77,10 +86,15 @@ def _likelihood_in_place(outputs: Any, labels: Tensor) -> Tensor:
 
 def _mean_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """Over the labels that are not ignored, (n, T, V) and (n, T) → (n,); zero if all are."""
+    each, counts = _likelihoods(logits, labels)
+    return each.sum(1) / counts.sum(1).clamp_min(1)
+
+
+def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-likelihood of every label, (n, T), zero where it is ignored; and where it is not."""
     counts = labels != _IGNORED
     chosen = labels.long().clamp_min(0).unsqueeze(-1)
-    each = log_softmax(logits, -1).gather(-1, chosen).squeeze(-1) * counts
-    return each.sum(1) / counts.sum(1).clamp_min(1)
+    return log_softmax(logits, -1).gather(-1, chosen).squeeze(-1) * counts, counts
 
 
 _OUTPUTS: dict[str, Output] = {
@@ -147,8 +161,12 @@ def require_labels(output: Named | Output | None, count: int) -> None:
         raise DataError(f"there is no {what} to protect: all are {_IGNORED}, or none follows")
 
 
-def check_output(output: Named | Output | None, model: nn.Module) -> None:
-    """Reject an unknown output."""
+def chosen_output(output: Named | Output | None, model: nn.Module) -> Named | Output | None:
+    """The user's choice, or the one that fits a model of transformers; an unknown one is rejected.
+
+    Models that generate text protect the likelihood of their tokens, as do masked language models
+    and taggers; for all others None: outputs and target tell.
+    """
     known = output is None or callable(output) or (isinstance(output, str) and output in _OUTPUTS)
     require(known, "output", output, f"{', '.join(map(repr, _OUTPUTS))} or a function")
     config = getattr(model, "config", None)
@@ -157,6 +175,20 @@ def check_output(output: Named | Output | None, model: nn.Module) -> None:
             "output must be 'tokens' for an encoder-decoder, not 'likelihood': its logits are "
             "about the label at the same position, not about the next one"
         )
+    return _usual_output(model) if output is None else output
+
+
+def _usual_output(model: Any) -> Named | None:
+    """The output that fits a model's class and configuration, in the terms of transformers."""
+    adapted = getattr(model, "get_base_model", None)  # inside the adapters of peft
+    model = adapted() if callable(adapted) else model
+    config = getattr(model, "config", None)
+    generates = getattr(model, "can_generate", None)
+    if config is not None and callable(generates) and generates():
+        return "tokens" if getattr(config, "is_encoder_decoder", False) else "likelihood"
+    heads = ("ForMaskedLM", "ForTokenClassification")
+    tags = any(kind.__name__.endswith(heads) for kind in type(model).__mro__)
+    return "tokens" if config is not None and tags else None
 
 
 def protected_output(
@@ -176,6 +208,7 @@ def protected_output(
         _check_scalars(output, outputs, target)
         return output
     logits = logits_of(outputs)
+    _reject_unusual_labels(logits, targets)
     if target is None or target.is_floating_point():
         return _regression
     if logits.dim() == 2 and target.dim() == 1:
@@ -185,6 +218,42 @@ def protected_output(
         f"outputs {tuple(logits.shape)} with target {tuple(target.shape)}: say with output= what "
         f"to protect, {_CHOICE}, or a function of outputs and target"
     )
+
+
+def compared_outputs(
+    output: Named | Output | None, outputs: Any, target: Tensor | None, targets: Tensor | None
+) -> dict[str, Tensor]:
+    """What tells how far outputs have moved between two times.
+
+    A classifier's "logits" (n, C) and predicted "classes" (n,). For sequences the log-likelihood
+    of each label and the predicted one, as "values" and "classes" (n, T), NaN and −1 where it is
+    ignored. Otherwise the protected scalars, "values" (n, K), and the "classes" if there are any;
+    every number of the outputs if a method that protects none has outputs of another kind.
+
+    Arguments:
+        output, outputs, target, targets: as of `protected_output`.
+    """
+    try:
+        scalars = protected_output(output, outputs, target, targets)
+    except ConfigError:
+        scalars = _regression
+    if target is not None and scalars in (_likelihood, _likelihood_in_place):
+        logits = logits_of(outputs)
+        if scalars is _likelihood:
+            logits, target = logits[:, :-1], target[:, 1:]
+        each, counts = _likelihoods(logits, target)
+        values, classes = each.where(counts, torch.nan), logits.argmax(-1).where(counts, -1)
+        return {"values": values, "classes": classes}
+    if scalars is true_class_output:
+        logits = logits_of(outputs)
+        return {"logits": logits, "classes": logits.argmax(1)}
+    values = scalars(outputs) if target is None else scalars(outputs, target)
+    found = {"values": values.unsqueeze(1) if values.dim() == 1 else values}
+    if target is not None and target.dim() == 1 and not target.is_floating_point():
+        with suppress(ConfigError):  # a function of the user's needs no logits
+            logits = logits_of(outputs)
+            found |= {"classes": logits.argmax(1)} if logits.dim() == 2 else {}
+    return found
 
 
 def _check_target(output: str, outputs: Any, targets: Tensor | None) -> None:
@@ -203,13 +272,64 @@ def _check_target(output: str, outputs: Any, targets: Tensor | None) -> None:
         accepted = "tokens (n, T) of an integer type, for outputs (n, T, V)"
     got = f"{kind}, for outputs {('n', *logits.shape[1:])}".replace("'", "")
     if not fits or targets is None:
+        _reject_unusual_labels(logits, targets)
         raise ConfigError(f"the target of output={output!r} must be {accepted}, not {got}")
     labels = targets if output == "class" else targets[targets != _IGNORED]
     if labels.numel():
         low, high = int(labels.min()), int(labels.max())
         inside = low >= 0 and high < logits.shape[-1]
         what = "labels" if output == "class" else "tokens"
-        require(inside, what, f"{low} to {high}", f"in [0, {logits.shape[-1]}), as the outputs")
+        classes = logits.shape[-1]
+        accepted = f"in [0, {classes}), as the model has {classes} outputs"
+        require(inside, what, f"{low} to {high}", accepted)
+
+
+def _reject_unusual_labels(logits: Tensor, targets: Tensor | None) -> None:
+    """Reject labels (n, 1), one-hot labels, and classes for a single logit, and say what to do.
+
+    Arguments:
+        logits: of a few samples, (n, C).
+        targets: of all samples.
+    """
+    if targets is None or logits.dim() != 2:
+        return
+    classes, shape = logits.shape[1], targets.shape[1:]
+    if not targets.is_floating_point() and shape in ((), (1,)):
+        if classes == 1:
+            raise ConfigError(
+                f"labels of {targets.dtype} need a logit for each class, and the model has one "
+                "alone: for a binary classifier protect it with output='regression', and for a "
+                "method that uses a loss give loss=, for example lambda outputs, target: "
+                "binary_cross_entropy_with_logits(outputs, target.view_as(outputs).float())"
+            )
+        if shape == (1,):
+            raise ConfigError(
+                "labels have shape (n, 1), and classes are (n,): "
+                "unpack=lambda batch: (batch[0], batch[1].squeeze(1))"
+            )
+    elif shape == (classes,) and classes > 1 and _is_one_hot(targets):
+        raise ConfigError(
+            f"the target {('n', *shape)} is one-hot, and classes are indices (n,): ".replace(
+                "'", ""
+            )
+            + "unpack=lambda batch: (batch[0], batch[1].argmax(1)); if these are numbers to "
+            "predict, say output='regression', and give loss= to a method that uses one"
+        )
+
+
+def _reject_binary(logits: Tensor, targets: Tensor) -> None:
+    """Reject real labels 0 and 1 of a single logit, whose loss is not the squared error."""
+    single = logits.shape[1:] in ((), (1,)) and targets.shape[1:] in ((), (1,))
+    if single and targets.unique().tolist() == [0, 1]:
+        raise ConfigError(
+            "the target is 0 or 1 and the model returns one number, whose loss may be binary "
+            "cross-entropy or the squared error: give loss=, for example "
+            "torch.nn.functional.binary_cross_entropy_with_logits"
+        )
+
+
+def _is_one_hot(targets: Tensor) -> bool:
+    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
 
 
 def _check_scalars(output: Output, outputs: Any, target: Tensor | None) -> None:
@@ -286,6 +406,10 @@ class Loss:
             outputs, target: of a few samples.
             targets: of all samples.
         """
+        if self.function is None and targets is not None:
+            logits = logits_of(outputs)
+            _reject_unusual_labels(logits, targets)
+            _reject_binary(logits, targets)
         if self.function is None and targets is not None and not targets.is_floating_point():
             kind = "class" if targets.dim() == 1 else self.output
             # Before the loss is computed: a label out of range is no index.

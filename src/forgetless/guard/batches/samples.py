@@ -58,13 +58,10 @@ class Part:
         """The samples at index (m,)."""
         return self.mapped(lambda t: t[index.to(t.device)])
 
-    def fits(self, other: Self) -> bool:
-        """Whether the two can be concatenated."""
-        mine, theirs = self.named(), other.named()
-        return mine.keys() == theirs.keys() and all(
-            value.shape[1:] == theirs[name].shape[1:] and value.dtype == theirs[name].dtype
-            for name, value in mine.items()
-        )
+    @property
+    def kind(self) -> frozenset[tuple[str, torch.Size, torch.dtype]]:
+        """Parts of one kind can be concatenated."""
+        return frozenset((name, t.shape[1:], t.dtype) for name, t in self.named().items())
 
 
 @final
@@ -77,14 +74,10 @@ class StoredSamples:
     @classmethod
     def stacked(cls, parts: Iterable[Part]) -> Self:
         """Parts of one shape concatenated."""
-        groups: list[list[Part]] = []
+        groups: dict[object, list[Part]] = {}
         for part in parts:
-            group = next((g for g in groups if g[0].fits(part)), None)
-            if group is None:
-                groups.append([part])
-            else:
-                group.append(part)
-        return cls(tuple(_concatenated(group) for group in groups))
+            groups.setdefault(part.kind, []).append(part)
+        return cls(tuple(_concatenated(group) for group in groups.values()))
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)

@@ -1,7 +1,7 @@
 """Samples of a task whose data are spread over processes, as if one process had seen all."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from forgetless.guard.batches.loading import TaskData, iterates_plainly
+from forgetless.guard.batches.loading import Reservoir, TaskData, iterates_plainly
 from forgetless.guard.batches.samples import Part, StoredSamples, Unpack
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import DataError, ForgetlessError, NoSamplesError
@@ -26,13 +26,20 @@ class SharedTaskData:
     Arguments:
         loader, unpack, generator: as of `TaskData`.
         ranks: the processes; all must make the same calls.
+        aside: as of `TaskData`, the same samples on every rank.
     """
 
     def __init__(
-        self, loader: Any, unpack: Unpack | None, generator: torch.Generator, ranks: Ranks
+        self,
+        loader: Any,
+        unpack: Unpack | None,
+        generator: torch.Generator,
+        ranks: Ranks,
+        aside: Reservoir | None = None,
     ) -> None:
         self.ranks = ranks
         self.generator = generator
+        self._aside = aside or Reservoir(0, generator)
         divided = iterates_plainly(loader) and type(loader.sampler) is DistributedSampler
         if divided and loader.batch_size is not None:
             loader = DataLoader(
@@ -41,7 +48,7 @@ class SharedTaskData:
                 collate_fn=loader.collate_fn,
                 drop_last=loader.drop_last,
             )
-        self.local = TaskData(loader, unpack, generator)
+        self.local = TaskData(loader, unpack, generator, self._aside)
         self._same: bool | None = None
 
     @property
@@ -76,21 +83,31 @@ class SharedTaskData:
 
     def draw(self, count: int) -> StoredSamples:
         """A random choice without replacement, all samples if there are no more than `count`."""
-        mine = self._draw_local(count)
+        return self._joined(lambda: self.local.draw(count), count, self.generator)
+
+    def set_aside(self) -> StoredSamples:
+        """The samples set aside of all ranks' data."""
+        return self._joined(self.local.set_aside, self._aside.count, self._aside.generator)
+
+    def _joined(
+        self, choose: Callable[[], StoredSamples], count: int, generator: torch.Generator
+    ) -> StoredSamples:
+        """One choice of `count` samples from those that `choose` takes on each rank."""
+        mine = self._locally(choose)
         same = self._agree(mine)
         # Reading a loader to its end uses as many random numbers as it has samples.
-        self.generator.set_state(self.ranks.broadcast(self.generator.get_state()))
+        generator.set_state(self.ranks.broadcast(generator.get_state()))
         if same:
             if mine is None:
                 raise NoSamplesError("the loader has no samples")
             return mine
-        return self._merged(mine, count)
+        return self._merged(mine, count, generator)
 
-    def _draw_local(self, count: int) -> StoredSamples | None:
+    def _locally(self, choose: Callable[[], StoredSamples]) -> StoredSamples | None:
         """The rank's choice, None if its loader is empty; an error here is raised on all ranks."""
         failed, mine = "", None
         try:
-            mine = self.local.draw(count)
+            mine = choose()
         except NoSamplesError:
             pass
         except ForgetlessError as error:
@@ -101,12 +118,14 @@ class SharedTaskData:
                 raise DataError(f"rank {rank}: {bytes(message.tolist()).decode()}")
         return mine
 
-    def _merged(self, mine: StoredSamples | None, count: int) -> StoredSamples:
+    def _merged(
+        self, mine: StoredSamples | None, count: int, generator: torch.Generator
+    ) -> StoredSamples:
         """A choice from all ranks' choices with equal chances for every sample."""
         size = 0 if mine is None else self.local.size
         sizes = [int(s) for s in self.ranks.gather(torch.tensor([size]))]
         choices = self.ranks.gather(_bytes(_serialised(mine)))
-        chosen = torch.randperm(sum(sizes), generator=self.generator)[:count]
+        chosen = torch.randperm(sum(sizes), generator=generator)[:count]
         parts: list[Part] = []
         start = 0
         for size, of_rank in zip(sizes, choices, strict=True):
@@ -114,7 +133,7 @@ class SharedTaskData:
             start += size
             if wanted:
                 theirs = StoredSamples.restore([load(of_rank.numpy().tobytes())])
-                index = torch.randperm(len(theirs), generator=self.generator)[:wanted]
+                index = torch.randperm(len(theirs), generator=generator)[:wanted]
                 parts += theirs.select(index.sort().values).parts
         return StoredSamples.stacked(parts)
 

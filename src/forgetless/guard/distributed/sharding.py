@@ -72,13 +72,19 @@ def _slice(name: str, tensor: Tensor) -> ParameterSlice:
     )
 
 
-def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any]) -> Ranks | None:
+def training_ranks(
+    model: nn.Module,
+    tensors: list[Tensor],
+    method: Method[Any],
+    group: Any = None,
+) -> Ranks | None:
     """The processes that train the model together; None if this one is alone.
 
     Arguments:
         model: as the user gave it, wrapped or not.
         tensors: the protected parameters.
         method: rejected if it cannot work with a sharded model.
+        group: the process group, if the model is not wrapped.
     """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -91,8 +97,8 @@ def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any])
         if method.needs_model:  # all weights would be gathered at every step
             raise ConfigError(
                 f"{method.name} takes gradients on stored samples at every step, which a "
-                "guard cannot take of a sharded model: use PCAOGD, OGD or EWC, or "
-                "DistributedDataParallel"
+                "guard cannot take of a sharded model: use KronOGD, PCAOGD, OGD or EWC, "
+                "or DistributedDataParallel"
             )
         if not (method.keeps_directions or method.separable):
             raise ConfigError(
@@ -106,11 +112,13 @@ def training_ranks(model: nn.Module, tensors: list[Tensor], method: Method[Any])
         if isinstance(wrapped, DistributedDataParallel):
             return Ranks(wrapped.process_group, first.device)
         wrapped = getattr(wrapped, "_orig_mod", None)
+    if group is not None:
+        return Ranks(group, first.device)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         warnings.warn(
             "the model is neither in DistributedDataParallel nor sharded by fully_shard, though "
             "there are several processes: each stores tasks on its own; if they train one model, "
-            "give the guard the wrapped one",
+            "give the guard the wrapped one, or process_group=",
             stacklevel=3,
         )
     return None

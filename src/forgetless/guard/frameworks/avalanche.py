@@ -25,12 +25,16 @@ class GuardPlugin(GuardCarrier, SupervisedPlugin):  # type: ignore[misc]
 
     Arguments:
         method: as for `Guard`, for example `PCAOGD(components=100)`.
+        protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
+            dataset, stored before the first experience as `Guard.protect` does.
         options: keyword arguments of `Guard`.
     """
 
-    def __init__(self, method: Method[Any], **options: Unpack[GuardOptions]) -> None:
+    def __init__(
+        self, method: Method[Any], *, protect: Any = None, **options: Unpack[GuardOptions]
+    ) -> None:
         SupervisedPlugin.__init__(self)
-        GuardCarrier.__init__(self, method, options)
+        GuardCarrier.__init__(self, method, options, protect)
 
     def before_training_exp(self, strategy: SupervisedTemplate, **kwargs: Any) -> None:
         """Guard the optimizer, after Avalanche has fitted model and optimizer to the experience."""
@@ -41,6 +45,9 @@ class GuardPlugin(GuardCarrier, SupervisedPlugin):  # type: ignore[misc]
         trained = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
         defaults: GuardOptions = {"unpack": unpack, "params": trained}
         self._attach(strategy.model, strategy.optimizer, defaults)
+        batches = self._calibration_batches(strategy.train_mb_size, strategy.experience.dataset)
+        if batches is not None:
+            self.guard.protect(batches)
 
     def before_forward(self, strategy: SupervisedTemplate, **kwargs: Any) -> None:
         """Show the batch to the method."""

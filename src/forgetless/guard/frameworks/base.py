@@ -1,18 +1,29 @@
 """A guard for frameworks that own the loop, the optimizer and the checkpoints."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from forgetless.guard.batches.outputs import Named, Output
 from forgetless.guard.batches.samples import Unpack
+from forgetless.guard.distributed.sharding import gathered
 from forgetless.guard.guard import Guard, unwrapped
 from forgetless.guard.parameters import Params
+from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
 from forgetless.methods import Method
 from forgetless.subspace import Storage
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, DataError, ForgetlessWarning, first_line
+from forgetless.support.files import write_atomically
+
+FILE = "forgetless.safetensors"  # what a guard remembers, next to a model's weights
 
 
 class GuardOptions(TypedDict, total=False):
@@ -27,6 +38,9 @@ class GuardOptions(TypedDict, total=False):
     storage: str | Storage | None
     budget: str | int | None
     max_rank: int | None
+    freeze_batch_norm: bool
+    process_group: Any
+    drift_samples: int
     seed: int
 
 
@@ -36,18 +50,23 @@ class GuardCarrier:
     Arguments:
         method: as for `Guard`.
         options: keyword arguments of `Guard`.
+        protect: data for `Guard.protect` before training begins; None for a model that has
+            learned nothing to keep.
     """
 
-    def __init__(self, method: Method[Any], options: GuardOptions) -> None:
+    def __init__(self, method: Method[Any], options: GuardOptions, protect: Any = None) -> None:
         # A misspelt option should not wait for the training to begin.
         unknown = sorted(options.keys() - GuardOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"a guard has no option {', '.join(unknown)}")
         self._method = method
         self._options = options
+        self._calibration = protect
         self._guard: Guard | None = None
         self._protected: dict[str, Tensor] = {}
         self._loaded: Mapping[str, Tensor] = {}  # a state for the guard to come
+        self._was_loaded = False
+        self._finished: Stats | None = None  # of the latest task that was stored
 
     @property
     def guard(self) -> Guard:
@@ -58,7 +77,29 @@ class GuardCarrier:
 
     def end_task(self, loader: Any) -> None:
         """Store the task that was just learned, on data that `Guard.end_task` takes."""
+        finished = self.guard.stats()
         self.guard.end_task(loader)
+        self._finished = finished
+
+    def stats(self) -> Stats:
+        """How much of this training's steps was removed; after its end, of the finished task's."""
+        now = self.guard.stats()
+        return now if now.steps or self._finished is None else self._finished
+
+    def save(self, folder: str | Path) -> None:
+        """Write all that is stored to `forgetless.safetensors` in a folder.
+
+        Of a model that several processes train, each calls it and the first one writes.
+        """
+        self._save(Path(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """Continue from what `save` wrote, at the latest when training begins."""
+        file = Path(folder) / FILE
+        try:
+            self.load_state_dict(load_file(file))
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{file} cannot be read: {first_line(error)}") from error
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is stored; empty before training."""
@@ -66,10 +107,54 @@ class GuardCarrier:
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict`, at the latest when training begins."""
+        self._was_loaded = True
         if self._guard is None:
             self._loaded = state_dict
         elif state_dict:
             self._guard.load_state_dict(state_dict)
+
+    def _save(self, *folders: Path, metadata: dict[str, str] | None = None) -> None:
+        tensors = {name: gathered(t).cpu() for name, t in self.state_dict().items()}
+        ranks = None if self._guard is None else self._guard.ranks
+        for folder in folders if ranks is None or ranks.rank == 0 else ():
+            write_atomically(folder / FILE, lambda file: save_file(tensors, file, metadata))
+        if ranks is not None:
+            ranks.sum(torch.zeros(1))  # all may read it from here on
+
+    @property
+    def _has_memory(self) -> bool:
+        """Whether a state was loaded, or a task stored in this process."""
+        return self._was_loaded or (self._guard is not None and self._guard.tasks > 0)
+
+    def _calibration_batches(self, batch_size: int | None, train_loader: Any) -> Any:
+        """The data to protect before training, None if there is none or a task is stored already.
+
+        Arguments:
+            batch_size: of a dataset's batches.
+            train_loader: tells how a dataset's samples are put into batches.
+        """
+        data: Any = None if self.guard.tasks else self._calibration
+        is_list = isinstance(data, list | tuple | Mapping | Tensor)
+        if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not is_list):
+            collate = getattr(train_loader, "collate_fn", None)
+            return DataLoader(data, batch_size=batch_size or 1, collate_fn=collate)
+        return data
+
+    def _warn_if_unguarded(self, where: str) -> None:
+        """Warn of training that resumes without what a guard stored before."""
+        if not self._has_memory:
+            warnings.warn(
+                f"training resumes, and nothing that a guard stored is in {where}: earlier tasks "
+                f"are not protected. If there were any, call load(folder) before training, with "
+                f"the folder that has their {FILE}",
+                ForgetlessWarning,
+                stacklevel=3,
+            )
+
+    def _shares(self) -> dict[str, float]:
+        """The share of the steps that was removed, for a logger; empty if none was projected."""
+        now = self.guard.stats()
+        return {"guard_removed": now.removed, "guard_removed_last": now.last} if now.steps else {}
 
     def _attach(
         self, model: nn.Module, optimizer: Any, defaults: GuardOptions | None = None
@@ -95,12 +180,3 @@ class GuardCarrier:
             guard.load_state_dict(stored)
         self._guard, self._loaded = guard, {}
         self._protected = {name: parameters[name] for name in guard.names}
-
-
-def require_one_process(processes: int, callback: str) -> None:
-    """Reject several processes, where each would store its own samples."""
-    if processes > 1:
-        raise ConfigError(
-            "each process would store other samples: with several processes use "
-            f"{callback}(…, end_task=False) and call end_task with the same data in each"
-        )

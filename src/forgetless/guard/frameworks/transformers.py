@@ -1,22 +1,32 @@
 """The guard as a callback of transformers' Trainer."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack, final
 
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+from safetensors import safe_open
 from torch import nn
 
-from forgetless.guard.frameworks.base import GuardCarrier, GuardOptions, require_one_process
+from forgetless.guard.frameworks.base import FILE, GuardCarrier, GuardOptions
 from forgetless.methods import Method
+from forgetless.support.errors import ForgetlessWarning
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
 except ImportError as error:
     raise ImportError("this needs transformers: pip install 'forgetless[transformers]'") from error
 
-_FILE = "forgetless.safetensors"
+_NOTE = "forgetless"  # the callback's entry in a checkpoint's trainer_state.json
+_FINISHED = "finished_at_step"  # in a file that has the task of its own training, too
 
 
 @final
@@ -27,54 +37,114 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
     stores the task on its training data when training ends without an error. For a model that
     generates text it protects the log-likelihood of each sequence, unless `output` says otherwise.
 
-    Every checkpoint has the stored tasks in `forgetless.safetensors`, which training loads when it
-    resumes from the trainer's output folder; `save` and `load` are for other folders. The last
-    task is stored after its last checkpoint: `save` it then.
+    Every checkpoint has what is stored in `forgetless.safetensors`, which is loaded when training
+    resumes from it; it warns if the file cannot be found. When the task is stored, after the last
+    step, the file is written to the output folder and, with the task, to the last checkpoint
+    again. In another run of the script the next task finds it, if the model comes from one of
+    these folders by `from_pretrained` and no `protect` is given; otherwise `load` it.
+
+    The share of the steps that it removes is logged as `guard_removed`. In several processes
+    (`torchrun`, `accelerate launch`) each does the same.
 
     Arguments:
         method: as for `Guard`, for example `PCAOGD(components=100)`.
+        protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
+            dataset, stored before the first training as `Guard.protect` does.
         end_task: whether to store a task when training ends; if not, call `end_task` yourself.
         options: keyword arguments of `Guard`.
     """
 
     def __init__(
-        self, method: Method[Any], *, end_task: bool = True, **options: Unpack[GuardOptions]
+        self,
+        method: Method[Any],
+        *,
+        protect: Any = None,
+        end_task: bool = True,
+        **options: Unpack[GuardOptions],
     ) -> None:
-        super().__init__(method, options)
+        super().__init__(method, options, protect)
         self._ends_tasks = end_task
+        self._folders: list[Path] = []  # of the finished task
+        self._step = 0
+        self._is_stored = False  # whether the task of this training is
         self._model: Any = None
         self._hook: Any = None
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Add the callback to a trainer before its loggers, which are then given the shares.
+
+        Given as `Trainer(callbacks=[…])` it comes after them: the shares are in the trainer's log
+        history and in what it prints, but not in TensorBoard or Weights & Biases.
+        """
+        handler = trainer.callback_handler
+        handler.callbacks = [self, *(one for one in handler.callbacks if one is not self)]
 
     def end_task(self, loader: Any) -> None:
         """Store the task that was just learned, on data that `Guard.end_task` takes."""
         with _without_autocast(self._model):
             super().end_task(loader)
-
-    def save(self, folder: str | Path) -> None:
-        """Write all that is stored to `forgetless.safetensors` in a folder."""
-        save_file(self.state_dict(), Path(folder) / _FILE)
-
-    def load(self, folder: str | Path) -> None:
-        """Continue from what `save` wrote, at the latest when training begins."""
-        self.load_state_dict(load_file(Path(folder) / _FILE))
+        self._save(*self._folders, metadata={_FINISHED: str(self._step)})
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Guard the optimizer that was made for this training."""
-        if self._ends_tasks:
-            require_one_process(args.world_size, type(self).__name__)
-        # Only the number of steps already made tells a callback that training resumes.
-        checkpoint = _checkpoint(args, state)
-        if state.global_step > 0 and (checkpoint / _FILE).exists():
-            self.load(checkpoint)
         self._model = kwargs["model"]
-        self._attach(self._model, kwargs["optimizer"], _defaults(self._model))
+        self._folders, self._is_stored = [Path(args.output_dir)], False
+        # Only the number of steps already made tells a callback that training resumes.
+        if state.global_step > 0:
+            self._resume(args, state)
+        elif not self._has_memory and self._calibration is None:
+            self._load_with_model(Path(args.output_dir))
+        several = args.world_size > 1 and dist.is_initialized()
+        self._attach(
+            self._model, kwargs["optimizer"], {"process_group": dist.group.WORLD} if several else {}
+        )
+        size = args.per_device_train_batch_size
+        batches = self._calibration_batches(size, kwargs["train_dataloader"])
+        if batches is not None:
+            with _without_autocast(self._model):
+                self.guard.protect(batches)
+        note = {"folder": str(Path(args.output_dir).absolute()), "tasks": self.guard.tasks}
+        state.stateful_callbacks = {**(state.stateful_callbacks or {}), _NOTE: note}
+
+    def _load_with_model(self, output: Path) -> None:
+        """Load what is stored beside the weights that the model was loaded from."""
+        home = getattr(self._model, "name_or_path", "")
+        # Adapters are trained beside a model whose own file is of other parameters.
+        if home and (Path(home) / FILE).exists() and not hasattr(self._model, "peft_config"):
+            self.load(home)
+        elif (output / FILE).exists():
+            warnings.warn(
+                f"{output / FILE} is of an earlier training and will be replaced: its tasks are "
+                "not protected. To protect them call load(folder) before training",
+                ForgetlessWarning,
+                stacklevel=3,
+            )
+
+    def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Load what is stored with the checkpoint; the trainer does not tell where that is."""
+        note = (state.stateful_callbacks or {}).get(_NOTE, {})
+        given = args.resume_from_checkpoint
+        folders = [Path(given)] if isinstance(given, str) else []
+        folders += [
+            Path(folder) / _checkpoint(args, state).name
+            for folder in (args.output_dir, note.get("folder", args.output_dir))
+        ]
+        found = next((folder for folder in folders if (folder / FILE).exists()), None)
+        if found is not None:
+            self.load(found)
+            with safe_open(found / FILE, "pt") as file:
+                step = (file.metadata() or {}).get(_FINISHED)
+            self._is_stored = step == str(state.global_step)
+        elif note.get("tasks", 1):
+            self._warn_if_unguarded(" or ".join(dict.fromkeys(map(str, folders))))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Show the batches of the coming step to the method: the model is called with them."""
+        self._is_stored = False
 
         def observe(module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
             # `num_items_in_batch` and its like are numbers, not samples.
@@ -93,16 +163,34 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Store the task."""
-        if self._ends_tasks:
+        """Store the task, unless training resumed at its end."""
+        best = state.best_model_checkpoint if args.load_best_model_at_end else None
+        last = _checkpoint(args, state) if best is None else Path(best)
+        self._folders += [last] if last.is_dir() else []
+        self._step = state.global_step
+        if self._ends_tasks and not self._is_stored:
             self.end_task(kwargs["train_dataloader"])
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the share of the steps that was removed to what the trainer logs of training."""
+        if logs is not None and ("loss" in logs or "train_loss" in logs):
+            shares = self._shares()
+            logs.update(shares)
+            if state.log_history:
+                state.log_history[-1].update(shares)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save the stored tasks next to the weights."""
-        if state.is_world_process_zero:
-            self.save(_checkpoint(args, state))
+        self.save(_checkpoint(args, state))
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
@@ -121,10 +209,3 @@ def _without_autocast(model: Any) -> Iterator[None]:
         yield
     finally:
         model.forward = autocast
-
-
-def _defaults(model: Any) -> GuardOptions:
-    """The likelihood of sequences for models that generate them."""
-    if not hasattr(model, "can_generate") or not model.can_generate():
-        return {}
-    return {"output": "tokens" if model.config.is_encoder_decoder else "likelihood"}

@@ -14,7 +14,7 @@ import torch
 
 from forgetless.launch.engines.jobs import Job, Outcome, Watch
 from forgetless.launch.engines.processes import STOPPED, Attempts, JobVerdict, Message, attempt
-from forgetless.support.errors import ConfigError, ForgetlessWarning, require
+from forgetless.support.errors import ConfigError, ForgetlessWarning, first_line, require
 from forgetless.training.settings import Progress
 
 _POLL_EVERY = 0.25  # seconds
@@ -100,8 +100,7 @@ class Cluster:
                 warnings.simplefilter("ignore")  # about future versions of Ray
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            words = getattr(error, "strerror", None) or str(error)
-            reason = words.splitlines()[0] if words else type(error).__name__
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise ConfigError(f"no Ray cluster can be used at {address}: {reason}") from error
 
     def _open_mailbox(self) -> Any:

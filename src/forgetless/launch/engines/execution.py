@@ -19,9 +19,9 @@ def execute_job(job: Job, observer: Observer | None = None) -> None:
 
     The folder belongs to the job: without a checkpoint to resume from, its content is replaced.
     """
-    if job.order.storage is not None:
+    if job.order.shared is not None:
         with tempfile.TemporaryDirectory(prefix="forgetless-") as scratch:
-            _execute_remotely(job, Path(scratch), ObjectStore(job.order.storage), observer)
+            _execute_remotely(job, Path(scratch), ObjectStore(job.order.shared), observer)
         return
     places = (job.folder, job.order.folder)  # files may have been moved to the run's folder already
     if job.resume is not None or not _is_done(

@@ -26,7 +26,7 @@ class Order:
         resume: False replaces what the folder holds, True resumes the unfinished run in it, None
             looks, and trains nothing if the run is complete.
         size: its work relative to other runs.
-        storage: address of the run's folder in shared storage; `folder` is then a local copy, and
+        shared: address of the run's folder in shared storage; `folder` is then a local copy, and
             workers train in temporary folders.
     """
 
@@ -38,7 +38,7 @@ class Order:
     checkpoint_every: float = 5.0
     resume: bool | None = None
     size: float = 1.0
-    storage: str | None = None
+    shared: str | None = None
 
 
 @final

@@ -25,15 +25,15 @@ def merge(order: Order, outcomes: Sequence[Outcome]) -> ForgetlessError | None:
     failed = next((outcome for outcome in outcomes if outcome.error), None)
     if failed and not isinstance(failed.error, TrainingError):
         return failed.error  # nothing is lost: the jobs resume where they are
-    if order.storage is not None:
-        download(order.storage, order.folder)
+    if order.shared is not None:
+        download(order.shared, order.folder)
     until = outcomes.index(failed) + 1 if failed else len(outcomes)
     jobs = [outcome.job for outcome in outcomes[:until] if is_trace(outcome.job.folder)]
     if jobs and not jobs[0].is_whole:
         _merge_traces(order, jobs)
     shutil.rmtree(order.folder / JOBS, ignore_errors=True)
-    if order.storage is not None:
-        publish(order.storage, order.folder, order.config.seed_list())
+    if order.shared is not None:
+        publish(order.shared, order.folder, order.config.seed_list())
     return failed.error if failed else None
 
 

@@ -47,10 +47,10 @@ def train(
                 Store(folder / CHECKPOINTS).remove()
             watch(event)
 
-        over: dict[Path, dict[Job, Outcome]] = {folder: {} for folder in plan}
+        outcomes: dict[Path, dict[Job, Outcome]] = {folder: {} for folder in plan}
         for outcome in stack.enter_context(closing(engine.execute(jobs, watch_and_clear))):
             order = outcome.job.order
-            own, found = plan[order.folder], over[order.folder]
+            own, found = plan[order.folder], outcomes[order.folder]
             found[outcome.job] = outcome
             if len(found) == len(own):
                 yield order, merge(order, [found[job] for job in own])

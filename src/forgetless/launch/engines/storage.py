@@ -26,6 +26,7 @@ from forgetless.support.errors import (
     ForgetlessWarning,
     TraceError,
     UnwritableError,
+    first_line,
 )
 from forgetless.support.files import write_atomically
 from forgetless.trace import JOBS, TRACE_FILE, is_trace
@@ -170,8 +171,8 @@ class ObjectStore:
 
 
 def _reason(error: BaseException) -> str:
-    message = getattr(error, "strerror", None) or str(error)
-    return message.splitlines()[0][:200] if message else type(error).__name__
+    reason: str = getattr(error, "strerror", None) or first_line(error)
+    return reason[:200]
 
 
 @final

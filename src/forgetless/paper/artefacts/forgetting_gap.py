@@ -38,7 +38,9 @@ def measure(workshop: Workshop, run: Run) -> dict[str, Any]:
 def _cells(data: Data) -> Iterator[tuple[str, str, Data]]:
     """Benchmark, method and data of every cell that did not diverge."""
     for benchmark, methods in data.items():
-        yield from ((benchmark, m, of) for m, of in methods.items() if DIVERGED not in of)
+        yield from (
+            (benchmark, m, result) for m, result in methods.items() if DIVERGED not in result
+        )
 
 
 def _noisy(accuracy: NDArray[np.float64]) -> float:
@@ -60,8 +62,8 @@ def implied_best(benchmark: str, method: str) -> float:
 def excess(data: Data) -> list[tuple[str, str, float, float]]:
     """For every cell the implied best minus ours, and the F_T that noise would add."""
     return [
-        (b, m, implied_best(b, m) - of["best"], of["noisy"] - mean(of["forgetting"]))
-        for b, m, of in _cells(data)
+        (b, m, implied_best(b, m) - result["best"], result["noisy"] - mean(result["forgetting"]))
+        for b, m, result in _cells(data)
     ]
 
 
@@ -78,8 +80,8 @@ def out_of_reach(data: Data) -> list[tuple[str, str]]:
     """Cells whose printed F_T implies a mean best accuracy that no task ever had here."""
     return [
         (benchmark, method)
-        for benchmark, method, of in _cells(data)
-        if implied_best(benchmark, method) > of["best ever"]
+        for benchmark, method, result in _cells(data)
+        if implied_best(benchmark, method) > result["best ever"]
     ]
 
 
@@ -89,14 +91,14 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         [
             f"{NAMES[benchmark]}, {method_label(method)}",
             f"{TABLE1[benchmark][method].forgetting:.2f}",
-            cell(of, lambda of: f"{mean(of['forgetting']):.2f}"),
-            cell(of, lambda of: f"{of['noisy']:.2f}"),
+            cell(result, lambda result: f"{mean(result['forgetting']):.2f}"),
+            cell(result, lambda result: f"{result['noisy']:.2f}"),
             f"{implied_best(benchmark, method):.1f}",
-            cell(of, lambda of: f"{of['best']:.1f}"),
-            cell(of, lambda of: f"{of['best ever']:.1f}"),
+            cell(result, lambda result: f"{result['best']:.1f}"),
+            cell(result, lambda result: f"{result['best ever']:.1f}"),
         ]
         for benchmark, methods in data.items()
-        for method, of in methods.items()
+        for method, result in methods.items()
     ]
     headings = ["", "F_T, paper", "F_T, here", f"with {_IMAGES} images", "best, implied"]
     alike = likeness(data)

@@ -107,10 +107,10 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """Change after the first, a middle and the last task; and the share that is captured."""
     rows = []
     for benchmark, sizes in data.items():
-        for size, of in sizes.items():
-            curve = np.transpose(of["since start"])
+        for size, result in sizes.items():
+            curve = np.transpose(result["since start"])
             picked = [curve[0], curve[len(curve) // 2], curve[-1]]
-            last = mean(np.transpose(of["in task"])[-1])
+            last = mean(np.transpose(result["in task"])[-1])
             cells = [f"{mean(c):.2f}" for c in picked]
             rows.append([f"{NAMES[benchmark]}, {size} a class", *cells, f"{last:.3f}"])
     headings = [
@@ -121,7 +121,7 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         "in the last task alone",
     ]
     outdated = [
-        [NAMES[benchmark], *(shown(100 * np.array(of)) for of in captured(sizes))]
+        [NAMES[benchmark], *(shown(100 * np.array(result)) for result in captured(sizes))]
         for benchmark, sizes in data.items()
     ]
     return [
@@ -142,8 +142,8 @@ def show(data: Data, pictures: Pictures) -> list[str]:
 def _figure(data: Data) -> Figure:
     figure, axes = panels(list(data))
     for panel, sizes in zip(axes, data.values(), strict=True):
-        for (size, of), colour in zip(sizes.items(), _COLOURS[-len(sizes) :], strict=True):
-            curve = np.mean(of["since start"], 0)
+        for (size, result), colour in zip(sizes.items(), _COLOURS[-len(sizes) :], strict=True):
+            curve = np.mean(result["since start"], 0)
             tasks = np.arange(1, len(curve) + 1)
             panel.plot(tasks, curve, "o-", ms=3, color=colour, label=f"{size} a class")
         panel.set_xlabel("after task")

@@ -58,15 +58,15 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """A_T for every memory, and the figure."""
     sweeps = [
         (f"{NAMES[b]}, {method_label(m)}", sizes)
-        for b, of in data.items()
-        for m, sizes in of.items()
+        for b, methods in data.items()
+        for m, sizes in methods.items()
     ]
     memories = sorted({d for _, sizes in sweeps for d in sizes}, key=int)
 
     def rows(what: Callable[[Data], str]) -> list[list[str]]:
         return [[name, *(cell(sizes.get(d), what) for d in memories)] for name, sizes in sweeps]
 
-    first = rows(lambda of: shown(np.transpose(of["final"])[0]))
+    first = rows(lambda result: shown(np.transpose(result["final"])[0]))
     return [
         *table(["A_T, memory per task", *memories], rows(average)),
         pictures.add("memory", "Average accuracy against memory", lambda: _figure(data)),
@@ -84,7 +84,7 @@ def _figure(data: Data) -> Figure:
     figure, axes = panels(list(data))
     for panel, methods in zip(axes, data.values(), strict=True):
         for method, sizes in methods.items():
-            memories = sorted(int(d) for d, of in sizes.items() if DIVERGED not in of)
+            memories = sorted(int(d) for d, result in sizes.items() if DIVERGED not in result)
             found = [sizes[str(d)]["average"] for d in memories]
             centre, spread = list(map(mean, found)), list(map(std, found))
             panel.errorbar(

@@ -127,14 +127,14 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         [
             NAMES[benchmark],
             *(
-                f"{of[m]['consolidation']:.2f} of {sum(of[m].values()):.2f} s"
+                f"{result[m]['consolidation']:.2f} of {sum(result[m].values()):.2f} s"
                 for m in ("ogd", "pca-ogd")
             ),
-            f"{of['pca-ogd']['consolidation'] / max(of['ogd']['consolidation'], 1e-9):.1f}"
+            f"{result['pca-ogd']['consolidation'] / max(result['ogd']['consolidation'], 1e-9):.1f}"
             if not without[benchmark]
             else "",
         ]
-        for benchmark, of in data["seconds"].items()
+        for benchmark, result in data["seconds"].items()
     ]
     notes = [f"No ratio on {NAMES[b]}: {reason}." for b, reason in without.items() if reason]
     headings = [

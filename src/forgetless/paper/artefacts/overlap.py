@@ -86,8 +86,8 @@ def show_next(data: Data, pictures: Pictures) -> list[str]:
     """The largest and the mean singular value, and the spectra."""
     columns = list(next(iter(data.values())))
     rows = [
-        [f"{NAMES[b]}, {what}", *(f"{mean(of[c][what]):.3f}" for c in columns)]
-        for b, of in data.items()
+        [f"{NAMES[b]}, {what}", *(f"{mean(result[c][what]):.3f}" for c in columns)]
+        for b, result in data.items()
         for what in ("largest", "mean")
     ]
     return [
@@ -105,8 +105,8 @@ def show_next(data: Data, pictures: Pictures) -> list[str]:
 def _figure_next(data: Data) -> Figure:
     figure, axes = panels(list(data))
     memories = sorted({int(v.split()[1]) for v in next(iter(data.values())) if "ogd" in v})
-    for panel, of in zip(axes, data.values(), strict=True):
-        for variant, found in of.items():
+    for panel, result in zip(axes, data.values(), strict=True):
+        for variant, found in result.items():
             method, memory = variant.split()
             if "ogd" in method and int(memory) not in (memories[0], memories[-1]):
                 continue
@@ -182,7 +182,7 @@ def measure_later(workshop: Workshop, run: Run) -> dict[str, Any]:
 
 def seeds(data: Data, benchmark: str = DROP) -> range:
     """The positions of the seeds that all variants have."""
-    return range(min(len(of["drop"]) for of in data[benchmark].values()))
+    return range(min(len(result["drop"]) for result in data[benchmark].values()))
 
 
 def points(
@@ -198,11 +198,11 @@ def points(
     """
     chosen = slice(None) if seed is None else slice(seed, seed + 1)
     found = []
-    for variant, of in data[benchmark].items():
+    for variant, result in data[benchmark].items():
         if variant.split()[0] == without:
             continue
-        last = list(of["later"].values())[-1]
-        found.append((variant, mean(last["largest"][chosen]), mean(of["drop"][chosen])))
+        last = list(result["later"].values())[-1]
+        found.append((variant, mean(last["largest"][chosen]), mean(result["drop"][chosen])))
     return found
 
 
@@ -223,10 +223,10 @@ def show_later(data: Data, pictures: Pictures) -> list[str]:
         rows = [
             [
                 label(variant),
-                *(f"{mean(of['later'][t]['largest']):.3f}" for t in tasks),
-                shown(of["drop"]),
+                *(f"{mean(result['later'][t]['largest']):.3f}" for t in tasks),
+                shown(result["drop"]),
             ]
-            for variant, of in variants.items()
+            for variant, result in variants.items()
         ]
         headings = [NAMES[benchmark], *(f"O(1→{t})" for t in tasks), "drop on task 1, points"]
         lines += table(headings, rows)
@@ -249,18 +249,18 @@ def show_later(data: Data, pictures: Pictures) -> list[str]:
 def _figure_later(data: Data) -> Figure:
     titles = [f"{NAMES[DROP]}: drop", *(f"{NAMES[b]}: evolution" for b in data)]
     figure, axes = panels(titles, width=2.5)
-    for variant, of in data.get(DROP, {}).items():
+    for variant, result in data.get(DROP, {}).items():
         method, memory = variant.split()
-        last = list(of["later"].values())[-1]["largest"]
+        last = list(result["later"].values())[-1]["largest"]
         axes[0].errorbar(
-            mean(last), mean(of["drop"]), std(of["drop"]), std(last), fmt="o", ms=4,
+            mean(last), mean(result["drop"]), std(result["drop"]), std(last), fmt="o", ms=4,
             color=method_colour(method),
         )  # fmt: skip
         words = method_label(method) if method in ("sgd", "gem-nt") else memory
         left = method in ("sgd", "ogd")  # whose points have GEM-NT's and PCA-OGD's to the right
         axes[0].annotate(
             words,
-            (mean(last), mean(of["drop"])),
+            (mean(last), mean(result["drop"])),
             (-4, 3) if left else (4, -7),
             textcoords="offset points",
             ha="right" if left else "left",
@@ -271,12 +271,12 @@ def _figure_later(data: Data) -> Figure:
     axes[0].set_ylabel("drop on task 1, points")
     for panel, variants in zip(axes[1:], data.values(), strict=True):
         most = max((int(v.split()[1]) for v in variants if "ogd" in v), default=0)
-        for variant, of in variants.items():
+        for variant, result in variants.items():
             method, memory = variant.split()
             if "ogd" in method and int(memory) != most:
                 continue
-            tasks = [int(t) for t in of["later"]]
-            values = [mean(found["largest"]) for found in of["later"].values()]
+            tasks = [int(t) for t in result["later"]]
+            values = [mean(found["largest"]) for found in result["later"].values()]
             panel.plot(tasks, values, "o-", ms=3, color=method_colour(method), label=label(variant))
         panel.set_xlabel("task k")
         panel.set_ylim(0, 1.05)

@@ -76,8 +76,8 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     counts = agreeing(data)
     counts["all"] = tuple(map(sum, zip(*counts.values(), strict=True)))  # type: ignore[assignment]
     rows = [
-        [NAMES.get(benchmark, benchmark), f"{good} of {of}", f"{100 * good / of:.0f} %"]
-        for benchmark, (good, of) in counts.items()
+        [NAMES.get(benchmark, benchmark), f"{good} of {total}", f"{100 * good / total:.0f} %"]
+        for benchmark, (good, total) in counts.items()
     ]
     broken = [
         f"{NAMES[b]} {method_label(m)}"

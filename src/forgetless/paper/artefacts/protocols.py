@@ -44,7 +44,7 @@ def variants(scale: Scale, benchmark: str) -> tuple[Protocol, ...]:
 
 def searches(scale: Scale) -> dict[str, tuple[str, Protocol]]:
     """Benchmark and protocol of every search: both networks where the protocols' differ."""
-    frozen = [b for b, of in scale.benchmarks.items() if of.network]
+    frozen = [b for b, task_set in scale.benchmarks.items() if task_set.network]
     found: dict[str, tuple[str, Protocol]] = {
         f"{b} corrected": (b, "corrected") for b in scale.benchmarks
     }
@@ -67,8 +67,8 @@ def strength_cells(scale: Scale, results: Results) -> dict[str, Run]:
 
 def measure_strength(workshop: Workshop, run: Run) -> list[float] | None:
     """A_T on the held-out images, seed by seed; None if training diverged."""
-    of = accuracies(workshop.trace(run))
-    return None if DIVERGED in of else list(of["average"])
+    result = accuracies(workshop.trace(run))
+    return None if DIVERGED in result else list(result["average"])
 
 
 def best(tried: Data) -> float | None:
@@ -172,8 +172,8 @@ def show_protocols(data: Data, pictures: Pictures) -> list[str]:
 def _on_ewc(data: Data) -> str:
     """The benchmarks where the strength that was searched is worse than the released one."""
     worse = []
-    for benchmark, of in data.items():
-        released, frozen = (of.get(p, {}).get("ewc", {}) for p in ("released", "frozen"))
+    for benchmark, result in data.items():
+        released, frozen = (result.get(p, {}).get("ewc", {}) for p in ("released", "frozen"))
         if "average" in released and "average" in frozen:
             lead, noise = ahead(released["average"], frozen["average"])
             worse += [NAMES[benchmark]] if lead > noise else []
@@ -212,9 +212,9 @@ def layer_cells(scale: Scale, results: Results) -> dict[str, Run]:
 def show_layers(data: Data, pictures: Pictures) -> list[str]:
     """One row per method."""
     rows = [
-        [f"{NAMES[benchmark]}, {method_label(method)}", *(cell(of.get(la)) for la in _LAYERS)]
+        [f"{NAMES[benchmark]}, {method_label(method)}", *(cell(result.get(la)) for la in _LAYERS)]
         for benchmark, methods in data.items()
-        for method, of in methods.items()
+        for method, result in methods.items()
     ]
     return [
         *table(["A_T / F_T", *_LAYERS.values()], rows),

@@ -92,8 +92,8 @@ def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
     data = {}
     for name, (run, size) in variants(workshop.scale, workshop.results).items():
         if name in cells:
-            of = accuracies(workshop.trace(run))
-            data[name] = picked(of, "average", "forgetting", "seconds") | {"bytes": size}
+            result = accuracies(workshop.trace(run))
+            data[name] = picked(result, "average", "forgetting", "seconds") | {"bytes": size}
     return {"budget": _budget(workshop.results), "methods": data}
 
 
@@ -119,7 +119,7 @@ def best_without_images(data: Data) -> tuple[str, float]:
 
 def over_budget(data: Data) -> dict[str, str]:
     """The rows over the budget, each with by how much: "7 % more bytes"."""
-    shares = {name: of["bytes"] / data["budget"] for name, of in data["methods"].items()}
+    shares = {name: result["bytes"] / data["budget"] for name, result in data["methods"].items()}
     return {
         name: f"{max(1, round(100 * (share - 1)))} % more bytes"
         for name, share in shares.items()
@@ -128,14 +128,14 @@ def over_budget(data: Data) -> dict[str, str]:
 
 
 def _best(data: Data, counts: Callable[[str], bool]) -> tuple[str, float]:
-    finished = {n: of for n, of in data["methods"].items() if DIVERGED not in of}
-    found = {n: mean(of["average"]) for n, of in finished.items() if counts(n)}
+    finished = {n: result for n, result in data["methods"].items() if DIVERGED not in result}
+    found = {n: mean(result["average"]) for n, result in finished.items() if counts(n)}
     name = max(found, key=lambda n: found[n], default="none")
     return name, found.get(name, 0.0)
 
 
-def _mean(of: Data) -> str:
-    return f"{mean(of['average']):.1f}"
+def _mean(result: Data) -> str:
+    return f"{mean(result['average']):.1f}"
 
 
 def show(data: Data, pictures: Pictures) -> list[str]:
@@ -144,12 +144,12 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     rows = [
         [
             name,
-            f"{of['bytes'] / 1e6:.1f} MB",
-            f"{100 * of['bytes'] / budget:.0f} %",
-            cell(of, average),
-            cell(of, lambda of: shown(of["forgetting"])),
+            f"{result['bytes'] / 1e6:.1f} MB",
+            f"{100 * result['bytes'] / budget:.0f} %",
+            cell(result, average),
+            cell(result, lambda result: shown(result["forgetting"])),
         ]
-        for name, of in methods.items()
+        for name, result in methods.items()
     ]
     over = over_budget(data)
     beyond = "; ".join(f"{n}, {cell(methods[n], _mean)} with {w}" for n, w in over.items())

@@ -29,19 +29,19 @@ def _runs(scale: Scale, methods: Sequence[str]) -> dict[str, Run]:
 
 
 def agreement(
-    paper_cell: printed.Cell, of: Data, what: str = "average"
+    paper_cell: printed.Cell, result: Data, what: str = "average"
 ) -> tuple[bool, float, float]:
     """Whether A_T ("forgetting": F_T) agrees, the difference, and the allowed difference.
 
     A run that diverged does not agree; its difference is NaN.
     """
-    if DIVERGED in of:
+    if DIVERGED in result:
         return False, nan, nan
     value, spread = paper_cell.accuracy, paper_cell.accuracy_std
     if what == "forgetting":
         value, spread = paper_cell.forgetting, paper_cell.forgetting_std
-    difference = mean(of[what]) - value
-    allowed = allowance(LEAST, spread, std(of[what]))
+    difference = mean(result[what]) - value
+    allowed = allowance(LEAST, spread, std(result[what]))
     return abs(difference) <= allowed, difference, allowed
 
 
@@ -49,17 +49,17 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """One row per cell, with the paper's numbers and ours."""
     rows, agreed = [], {"average": 0, "forgetting": 0}
     for benchmark, methods in data.items():
-        for method, of in methods.items():
+        for method, result in methods.items():
             paper = printed.TABLE1[benchmark][method]
             row = [f"{NAMES[benchmark]}, {method_label(method)}"]
             for what, value, spread in (
                 ("average", paper.accuracy, paper.accuracy_std),
                 ("forgetting", paper.forgetting, paper.forgetting_std),
             ):
-                agrees, difference, allowed = agreement(paper, of, what)
+                agrees, difference, allowed = agreement(paper, result, what)
                 agreed[what] += agrees
                 text = DIVERGED if isnan(difference) else f"{difference:+.1f} ({allowed:.1f})"
-                here = DIVERGED if isnan(difference) else shown(of[what])
+                here = DIVERGED if isnan(difference) else shown(result[what])
                 row += [f"{value:.2f} ± {spread:.2f}", here, text if agrees else f"**{text}**"]
             rows.append(row)
     by = "difference (allowed)"
@@ -77,7 +77,7 @@ def _other_methods(name: str, title: str, methods: Sequence[str], note: str) -> 
     """A table with one row per benchmark and one column for each of the methods."""
 
     def show(data: Data, pictures: Pictures) -> list[str]:
-        rows = [[NAMES[b], *(cell(of.get(m)) for m in methods)] for b, of in data.items()]
+        rows = [[NAMES[b], *(cell(result.get(m)) for m in methods)] for b, result in data.items()]
         return [*table(["A_T / F_T", *map(method_label, methods)], rows), note, ""]
 
     return Artefact(

@@ -323,8 +323,12 @@ def well_learned() -> dict[str, float]:
 
 def show(data: Data, pictures: Pictures) -> list[str]:
     """Errors and ratios by method."""
-    errors = [[name, *(f"{of[k]:.0e}" for k in of)] for name, of in data["exact"].items()]
-    ratios = [[name, *(f"{of[k]:.2f}" for k in of)] for name, of in data["bounds"].items()]
+    errors = [
+        [name, *(f"{result[k]:.0e}" for k in result)] for name, result in data["exact"].items()
+    ]
+    ratios = [
+        [name, *(f"{result[k]:.2f}" for k in result)] for name, result in data["bounds"].items()
+    ]
     return [
         "Largest relative errors of the closed form and of the formula for Δ, against gradient "
         "descent on small problems:",

@@ -67,8 +67,8 @@ def _setting(n: int, p: int, device: torch.device) -> dict[str, Any]:
                 rises.append([float(loss[-1] - loss[s + 1]) for loss in losses])
                 if s == 0 and seed == 0:
                     found.setdefault("curve", {})[name] = losses[0][1:]
-            of = found.setdefault("rise", {}).setdefault(name, [])
-            of.append(np.mean(rises, 0))
+            result = found.setdefault("rise", {}).setdefault(name, [])
+            result.append(np.mean(rises, 0))
     return found
 
 
@@ -102,12 +102,12 @@ def show(data: Data, pictures: Pictures) -> list[str]:
     """Rise of the loss in every setting, and the loss of task 1 over time in one."""
     rows = []
     seeds = len(next(iter(data.values()))["explained"])
-    for setting, of in data.items():
+    for setting, result in data.items():
         n, p = setting.split()
-        for method in of["rise"]:
+        for method in result["rise"]:
             cells = [f"{rise(data, setting, method, where):+.2f}" for where in range(3)]
             rows.append(
-                [f"n = {n}, p = {p}, {method_label(method)}", shown(of["explained"]), *cells]
+                [f"n = {n}, p = {p}, {method_label(method)}", shown(result["explained"]), *cells]
             )
     headings = [
         "", f"% of variance in {MEMORY} components", "test", "training", "OGD's remembered samples",

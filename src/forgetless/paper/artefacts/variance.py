@@ -48,8 +48,8 @@ def probe(workshop: Workshop, run: Run) -> dict[str, Any]:
             present = after
         drawn = replay.samples(task, samples, "samples of the explained variance")
         grams = [phi.gram() for phi in replay.features(drawn)]
-        of = np.array([_percent(gram, counts, centred) for gram in grams])
-        found[name] = {"percent": of[:, :-1], "few": of[:, -1]}
+        shares = np.array([_percent(gram, counts, centred) for gram in grams])
+        found[name] = {"percent": shares[:, :-1], "few": shares[:, -1]}
     return found
 
 
@@ -80,10 +80,10 @@ def show(data: Data, pictures: Pictures) -> list[str]:
         rows.append(
             [f"**{NAMES[benchmark]}, paper**", *(f"{v:.1f}" for v in printed.VARIANCE[benchmark])]
         )
-        for name, of in moments.items():
+        for name, result in moments.items():
             mark = " ←" if fits(data, benchmark, name) else ""
             mark = " ⟸" if name == convention(data, benchmark) else mark
-            rows.append([name + mark, *(f"{v:.1f}" for v in np.mean(of["percent"], 0))])
+            rows.append([name + mark, *(f"{v:.1f}" for v in np.mean(result["percent"], 0))])
     return [
         *table(["percent of variance, components", *counts], rows),
         "⟸ the moment that the paper's column is nearest to; ← others that it agrees with, within "
@@ -119,8 +119,8 @@ def _figure(data: Data) -> Figure:
 
 def furthest(data: Data, benchmark: str, moment: str) -> float:
     """The largest difference from the paper's column at a moment, in points."""
-    of = np.mean(data[benchmark][moment]["percent"], 0)
-    return float(np.abs(of - np.array(printed.VARIANCE[benchmark])).max())
+    measured = np.mean(data[benchmark][moment]["percent"], 0)
+    return float(np.abs(measured - np.array(printed.VARIANCE[benchmark])).max())
 
 
 def fits(data: Data, benchmark: str, moment: str) -> bool:

@@ -41,10 +41,10 @@ def _cells(data: Data) -> Finding:
 def _forgetting(data: Data, gap: Data) -> Finding:
     verdict, measured, why = _agreeing(data, "forgetting")
     lower = sum(
-        mean(of["forgetting"]) < TABLE1[b][m].forgetting
+        mean(result["forgetting"]) < TABLE1[b][m].forgetting
         for b, methods in data.items()
-        for m, of in methods.items()
-        if DIVERGED not in of
+        for m, result in methods.items()
+        if DIVERGED not in result
     )
     far = [f"{NAMES[b]} {method_label(m)}" for b, m in forgetting_gap.out_of_reach(gap)]
     if far:
@@ -54,9 +54,9 @@ def _forgetting(data: Data, gap: Data) -> Finding:
 
 def _agreeing(data: Data, what: str) -> Finding:
     good = {
-        f"{NAMES[b]} {method_label(m)}": table1.agreement(TABLE1[b][m], of, what)[0]
+        f"{NAMES[b]} {method_label(m)}": table1.agreement(TABLE1[b][m], result, what)[0]
         for b, methods in data.items()
-        for m, of in methods.items()
+        for m, result in methods.items()
     }
     bad = [cell for cell, agrees in good.items() if not agrees]
     why = f"released protocol{'; not ' if bad else ''}{', '.join(bad)}"
@@ -71,10 +71,10 @@ def _agreeing(data: Data, what: str) -> Finding:
 )
 def _tasks(data: Data) -> Finding:
     counts = per_task.agreeing(data).values()
-    good, of = sum(c[0] for c in counts), sum(c[1] for c in counts)
+    good, total = sum(c[0] for c in counts), sum(c[1] for c in counts)
     close = sum(c[0] for c in per_task.agreeing(data, per_task.closely).values())
     why = f"released protocol; {close} within two standard errors of the difference"
-    return either(good >= 0.9 * of), f"{good} of {of}", why
+    return either(good >= 0.9 * total), f"{good} of {total}", why
 
 
 @ACCURACY.add(
@@ -86,7 +86,7 @@ def _tasks(data: Data) -> Finding:
 def _winners(data: Data) -> Finding:
     same, shown = [], []
     for benchmark, methods in data.items():
-        ours = {m: np.mean(of, 0) for m, of in per_task.finished(methods).items()}
+        ours = {m: np.mean(result, 0) for m, result in per_task.finished(methods).items()}
         theirs = {m: FINAL[benchmark][m][0] for m in methods}
         tasks = min(map(len, [*ours.values(), *theirs.values()]))
         agree = [_best(ours, t) <= _best(theirs, t) for t in range(tasks)]  # printed ones may tie
@@ -95,10 +95,10 @@ def _winners(data: Data) -> Finding:
     return either(sum(same) >= 0.9 * len(same)), ", ".join(shown), "released protocol"
 
 
-def _best(of: Mapping[str, Any], task: int) -> set[str]:
+def _best(result: Mapping[str, Any], task: int) -> set[str]:
     """The methods with the highest accuracy on a task."""
-    highest = max(accuracy[task] for accuracy in of.values())
-    return {m for m, accuracy in of.items() if accuracy[task] == highest}
+    highest = max(accuracy[task] for accuracy in result.values())
+    return {m for m, accuracy in result.items() if accuracy[task] == highest}
 
 
 @ACCURACY.add(
@@ -113,8 +113,8 @@ def _comparable(data: Data) -> Finding:
         return either(lead >= -2), f"{lead:+.1f}"
 
     found = _by_protocol(data, decide)
-    parts = [f"{p} {', '.join(' '.join(of[1:]) for of in found[p])}" for p in found]
-    verdicts = {p: everywhere(of[0] for of in cells) for p, cells in found.items()}
+    parts = [f"{p} {', '.join(' '.join(result[1:]) for result in found[p])}" for p in found]
+    verdicts = {p: everywhere(result[0] for result in cells) for p, cells in found.items()}
     verdict = over_protocols(verdicts)
     why = ["PCA-OGD minus A-GEM, which stores samples in far fewer bytes"]
     why.append(_as_released(verdict, verdicts))
@@ -147,7 +147,7 @@ def _first(protocols: Data, method: str, what: str, sign: int = 1) -> Finding:
     verdicts: dict[str, Verdict] = {}
     shown = []
     for protocol, methods in protocols.items():
-        values = {m: of[what] for m, of in methods.items()}
+        values = {m: result[what] for m, result in methods.items()}
         rival = max((m for m in values if m != method), key=lambda m: sign * mean(values[m]))
         lead, noise = ahead(values[method], values[rival])
         verdicts[protocol] = by_noise(sign * lead, noise)
@@ -197,7 +197,7 @@ _leads("OGD is the best on Split MNIST", "split", "ogd")
 @FORGETTING.add("Table 1", "EWC forgets least on Permuted", _LOWEST, "protocols", "table1")
 def _ewc_least(data: Data, table: Data) -> Finding:
     verdict, measured, why = _first(data["permuted"], "ewc", "forgetting", sign=-1)
-    last = {m: mean(np.transpose(of["final"])[-1]) for m, of in table["permuted"].items()}
+    last = {m: mean(np.transpose(result["final"])[-1]) for m, result in table["permuted"].items()}
     others = min(value for m, value in last.items() if m != "ewc")
     if verdict != FAILS and last["ewc"] < others:
         why = f"and learns least: {last['ewc']:.1f} on the last task, "
@@ -226,7 +226,8 @@ def _gem_nt_robust(more: Data, table: Data) -> Finding:
 
 def _robust(data: Data, method: str, table: Data) -> Finding:
     leads = {
-        b: ahead(of[method]["forgetting"], table[b]["sgd"]["forgetting"]) for b, of in data.items()
+        b: ahead(result[method]["forgetting"], table[b]["sgd"]["forgetting"])
+        for b, result in data.items()
     }
     verdict = everywhere(by_noise(-lead, noise) for lead, noise in leads.values())
     shown = ", ".join(f"{NAMES[b]} {lead:+.1f} ± {noise:.1f}" for b, (lead, noise) in leads.items())
@@ -262,9 +263,11 @@ def _less_than(data: Data, method: str) -> Finding:
         return verdict, f"({how} {method_label(method)}'s)"
 
     found = _by_protocol(data, decide)
-    every = [(v, f"{name} {p} {how}") for p, of in found.items() for v, name, how in of]
+    every = [(v, f"{name} {p} {how}") for p, result in found.items() for v, name, how in result]
     doubtful = sorted(text for verdict, text in every if verdict != HOLDS)
     shown = f"in {len(every) - len(doubtful)} of {len(every)} cells"
     shown += f"; not clearly: {', '.join(doubtful)}" if doubtful else ""
-    verdict = over_protocols({p: everywhere(of[0] for of in cells) for p, cells in found.items()})
+    verdict = over_protocols(
+        {p: everywhere(result[0] for result in cells) for p, cells in found.items()}
+    )
     return verdict, shown, _WITHIN if verdict == UNDECIDED else ""

@@ -29,8 +29,8 @@ def _twice_cifar(memory: Data) -> Finding:
 
 
 def _twice_on(memory: Data, benchmark: str) -> Finding:
-    of = memory[benchmark]
-    memories = sorted(map(int, of["ogd"]))
+    result = memory[benchmark]
+    memories = sorted(map(int, result["ogd"]))
     doubled = [(d, 2 * d) for d in memories if 2 * d in memories]
     if not doubled:
         return UNDECIDED, "", "no memory is twice another"
@@ -57,9 +57,9 @@ def _twice_on(memory: Data, benchmark: str) -> Finding:
 def _marginal(memory: Data) -> Finding:
     gains = {}
     for method in ("ogd", "pca-ogd"):
-        of = memory["rotated"][method]
+        result = memory["rotated"][method]
         gains[method] = np.diff(
-            [np.mean(np.transpose(of[d]["final"])[:7]) for d in sorted(of, key=int)]
+            [np.mean(np.transpose(result[d]["final"])[:7]) for d in sorted(result, key=int)]
         )
     pca, ogd = gains["pca-ogd"], gains["ogd"]
     constant = 0.5 <= pca[0] / max(pca[1], 1e-9) <= 2
@@ -76,12 +76,12 @@ def _marginal(memory: Data) -> Finding:
     "memory",
 )
 def _permuted(memory: Data) -> Finding:
-    of = memory["permuted"]
-    memories = sorted(map(int, of["ogd"]))
+    result = memory["permuted"]
+    memories = sorted(map(int, result["ogd"]))
     differences = [_lead(memory, "permuted", d)[0] for d in memories]
     first = [
-        float(np.mean(of["pca-ogd"][str(d)]["final"], 0)[0])
-        - float(np.mean(of["ogd"][str(d)]["final"], 0)[0])
+        float(np.mean(result["pca-ogd"][str(d)]["final"], 0)[0])
+        - float(np.mean(result["ogd"][str(d)]["final"], 0)[0])
         for d in memories
     ]
     printed = memories.index(memories[-1] // 2)
@@ -111,6 +111,6 @@ def _lead(memory: Data, benchmark: str, kept: int, rival: int | None = None) -> 
         kept: PCA-OGD's memory.
         rival: OGD's, if it is another.
     """
-    of = memory[benchmark]
-    pca, ogd = of["pca-ogd"][str(kept)], of["ogd"][str(rival or kept)]
+    result = memory[benchmark]
+    pca, ogd = result["pca-ogd"][str(kept)], result["ogd"][str(rival or kept)]
     return ahead(pca["average"], ogd["average"])

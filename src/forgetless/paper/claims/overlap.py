@@ -24,9 +24,9 @@ CLAIMS = Claims()
 _TOGETHER = "rank correlation with the drop over methods and memories positive, p below 0.05"
 
 
-def _memories(of: Data) -> list[int]:
+def _memories(result: Data) -> list[int]:
     """The memories of OGD's and PCA-OGD's variants "method memory"."""
-    return sorted({int(v.split()[1]) for v in of if v.startswith("ogd")})
+    return sorted({int(v.split()[1]) for v in result if v.startswith("ogd")})
 
 
 @CLAIMS.add(
@@ -60,10 +60,13 @@ def _correlated(value: float, p: float) -> Verdict:
     "overlap-later",
 )
 def _less_drop(later: Data) -> Finding:
-    of = later["rotated"]
-    gains = [mean(of[f"ogd {d}"]["drop"]) - mean(of[f"pca-ogd {d}"]["drop"]) for d in _memories(of)]
+    result = later["rotated"]
+    gains = [
+        mean(result[f"ogd {d}"]["drop"]) - mean(result[f"pca-ogd {d}"]["drop"])
+        for d in _memories(result)
+    ]
     held = all(5.5 <= gain <= 11.5 for gain in gains)
-    measured = f"{listed(gains, '.1f')} at memories {listed(_memories(of))}"
+    measured = f"{listed(gains, '.1f')} at memories {listed(_memories(result))}"
     return either(held), measured, "task 1 of Rotated MNIST"
 
 
@@ -74,15 +77,15 @@ def _less_drop(later: Data) -> Finding:
     "overlap-later",
 )
 def _because(later: Data) -> Finding:
-    of, memories = later["rotated"], _memories(later["rotated"])
+    result, memories = later["rotated"], _memories(later["rotated"])
 
     def last(variant: str) -> list[float]:
-        return list(list(of[variant]["later"].values())[-1]["largest"])
+        return list(list(result[variant]["later"].values())[-1]["largest"])
 
     leads = {d: ahead(last(f"ogd {d}"), last(f"pca-ogd {d}")) for d in memories}
     shown = ", ".join(f"{lead:+.3f} ± {noise:.3f}" for lead, noise in leads.values())
     gains = {
-        d: mean(of[f"ogd {d}"]["drop"]) - mean(of[f"pca-ogd {d}"]["drop"])
+        d: mean(result[f"ogd {d}"]["drop"]) - mean(result[f"pca-ogd {d}"]["drop"])
         for d, (lead, noise) in leads.items()
         if lead <= noise
     }
@@ -129,11 +132,11 @@ def _implies_cifar(later: Data) -> Finding:
     "overlap-next",
 )
 def _lower(following: Data) -> Finding:
-    of = following["rotated"]
-    gem = next(v for v in of if v.startswith("gem-nt"))
+    result = following["rotated"]
+    gem = next(v for v in result if v.startswith("gem-nt"))
     pairs = [
-        (mean(of[f"pca-ogd {d}"][what]), mean(of[other][what]))
-        for d in _memories(of)
+        (mean(result[f"pca-ogd {d}"][what]), mean(result[other][what]))
+        for d in _memories(result)
         for other in (f"ogd {d}", gem)
         for what in ("largest", "mean")
     ]
@@ -141,8 +144,8 @@ def _lower(following: Data) -> Finding:
     return either(lower == len(pairs)), f"lower in {lower} of {len(pairs)} comparisons", ""
 
 
-def _gap(of: Data, memory: int) -> float:
-    return mean(of[f"ogd {memory}"]["mean"]) - mean(of[f"pca-ogd {memory}"]["mean"])
+def _gap(result: Data, memory: int) -> float:
+    return mean(result[f"ogd {memory}"]["mean"]) - mean(result[f"pca-ogd {memory}"]["mean"])
 
 
 @CLAIMS.add(
@@ -152,9 +155,9 @@ def _gap(of: Data, memory: int) -> float:
     "overlap-next",
 )
 def _growing(following: Data) -> Finding:
-    of = following["rotated"]
-    gaps = [_gap(of, d) for d in _memories(of)]
-    measured = f"gap {listed(gaps, '.3f')} at memories {listed(_memories(of))}"
+    result = following["rotated"]
+    gaps = [_gap(result, d) for d in _memories(result)]
+    measured = f"gap {listed(gaps, '.3f')} at memories {listed(_memories(result))}"
     return either(gaps[-1] > gaps[0]), measured, ""
 
 
@@ -165,14 +168,16 @@ def _growing(following: Data) -> Finding:
     "overlap-next",
 )
 def _sgd_highest(following: Data) -> Finding:
-    of = following["rotated"]
-    sgd = next(v for v in of if v.startswith("sgd"))
-    others = [v for v in of if v != sgd]
-    held = all(mean(of[sgd][w]) > mean(of[v][w]) for v in others for w in ("largest", "mean"))
+    result = following["rotated"]
+    sgd = next(v for v in result if v.startswith("sgd"))
+    others = [v for v in result if v != sgd]
+    held = all(
+        mean(result[sgd][w]) > mean(result[v][w]) for v in others for w in ("largest", "mean")
+    )
     parts = []
     for what in ("largest", "mean"):
-        rival = max(others, key=lambda v, what=what: mean(of[v][what]))  # type: ignore[misc]
-        value, other = mean(of[sgd][what]), mean(of[rival][what])
+        rival = max(others, key=lambda v, what=what: mean(result[v][what]))  # type: ignore[misc]
+        value, other = mean(result[sgd][what]), mean(result[rival][what])
         parts.append(f"{what} {value:.4f}, next {overlap.label(rival)} {other:.4f}")
     return either(held), "; ".join(parts), ""
 
@@ -194,7 +199,7 @@ def _evolution(later: Data) -> Finding:
         lead, noise = _clear(list(growth.values()))
         verdicts.append(by_noise(lead, noise))
         shown.append(f"{NAMES[benchmark]} {lead:+.3f} ± {noise:.3f}")
-        each = {k: _clear([of]) for k, of in growth.items()}
+        each = {k: _clear([result]) for k, result in growth.items()}
         clear = [f"O(1→{k})" for k, (lead, noise) in each.items() if lead > noise]
         where = f"{', '.join(clear) or 'none'} of {len(each)} later tasks"
         whys.append(f"{NAMES[benchmark]}: clearly at {where}")
@@ -214,14 +219,14 @@ def _no_evolution(later: Data) -> Finding:
 
 def _growths(later: Data, benchmark: str) -> dict[str, list[float]]:
     """By later task, how much PCA-OGD's advantage grows from least to most memory, seed by seed."""
-    of = later[benchmark]
-    memories = _memories(of)
+    result = later[benchmark]
+    memories = _memories(result)
 
     def advantage(memory: int, task: str) -> Any:
-        ogd, pca = (of[f"{m} {memory}"]["later"][task]["largest"] for m in ("ogd", "pca-ogd"))
+        ogd, pca = (result[f"{m} {memory}"]["later"][task]["largest"] for m in ("ogd", "pca-ogd"))
         return np.subtract(ogd, pca)
 
-    tasks = next(iter(of.values()))["later"]
+    tasks = next(iter(result.values()))["later"]
     return {t: list(advantage(memories[-1], t) - advantage(memories[0], t)) for t in tasks}
 
 
@@ -239,7 +244,7 @@ def _clear(growths: Sequence[Sequence[float]]) -> tuple[float, float]:
 )
 def _small(following: Data) -> Finding:
     permuted, rotated = (
-        next(of for v, of in following[b].items() if v.startswith("sgd"))
+        next(result for v, result in following[b].items() if v.startswith("sgd"))
         for b in ("permuted", "rotated")
     )
     held = mean(permuted["mean"]) < mean(rotated["mean"]) / 3
@@ -262,8 +267,8 @@ def _hardly(following: Data) -> Finding:
     falls, parts = {}, []
     for what in ("largest", "mean"):
         for benchmark in ("permuted", "rotated"):
-            of = following[benchmark]
-            found = [mean(of[f"pca-ogd {d}"][what]) for d in _memories(of)]
+            result = following[benchmark]
+            found = [mean(result[f"pca-ogd {d}"][what]) for d in _memories(result)]
             falls[benchmark, what] = 100 * (1 - found[-1] / found[0])
         permuted, rotated = (falls[b, what] for b in ("permuted", "rotated"))
         parts.append(f"{what} falls by {permuted:.0f} %, on Rotated by {rotated:.0f} %")

@@ -22,7 +22,7 @@ from forgetless.paper.results import Data
 CLAIMS = Claims()
 _MNIST = ("permuted", "rotated", "split")
 # Under which protocol the methods are as they should be, on the network as released.
-_MENDED = {b: "frozen" if of.network else "corrected" for b, of in FULL.benchmarks.items()}
+_MENDED = {b: "frozen" if s.network else "corrected" for b, s in FULL.benchmarks.items()}
 
 
 @CLAIMS.add(
@@ -66,7 +66,8 @@ def _gem_nt(more: Data, gem: Data, table: Data) -> Finding:
     agem = {b: table[b][p]["a-gem"] for b, p in _MENDED.items() if b in table}
     for method, cells in (("gem-nt", more), ("gem", gem)):
         found = {
-            b: mean(of[method]["average"]) - mean(agem[b]["average"]) for b, of in cells.items()
+            b: mean(result[method]["average"]) - mean(agem[b]["average"])
+            for b, result in cells.items()
         }
         held.append(all(abs(value) <= 2 for value in found.values()))
         each = ", ".join(f"{NAMES[b]} {value:+.1f}" for b, value in found.items())
@@ -83,9 +84,9 @@ def _gem_nt(more: Data, gem: Data, table: Data) -> Finding:
 )
 def _faster(more: Data, table: Data) -> Finding:
     ratios = {
-        b: of["gem-nt"]["seconds"] / table[b]["a-gem"]["seconds"]
-        for b, of in more.items()
-        if same_device(of["gem-nt"], table[b]["a-gem"])
+        b: result["gem-nt"]["seconds"] / table[b]["a-gem"]["seconds"]
+        for b, result in more.items()
+        if same_device(result["gem-nt"], table[b]["a-gem"])
     }
     if not ratios:
         return UNDECIDED, "", "nowhere are both known to have run on the same device"
@@ -105,15 +106,17 @@ def _faster(more: Data, table: Data) -> Finding:
 )
 def _overhead(methods: Data) -> Finding:
     apart = {b: methods_summary.apart(methods, b) for b in methods["seconds"]}
-    seconds = {b: of for b, of in methods["seconds"].items() if not apart[b]}
+    seconds = {b: each for b, each in methods["seconds"].items() if not apart[b]}
     left_out = [f"{NAMES[b]} is left out: {reason}" for b, reason in apart.items() if reason]
     if not seconds:
         return UNDECIDED, "", "; ".join(left_out)
     ratios = {
-        b: of["pca-ogd"]["consolidation"] / of["ogd"]["consolidation"] for b, of in seconds.items()
+        b: result["pca-ogd"]["consolidation"] / result["ogd"]["consolidation"]
+        for b, result in seconds.items()
     }
     shares = {
-        b: of["pca-ogd"]["consolidation"] / sum(of["pca-ogd"].values()) for b, of in seconds.items()
+        b: result["pca-ogd"]["consolidation"] / sum(result["pca-ogd"].values())
+        for b, result in seconds.items()
     }
     shown = ", ".join(f"{NAMES[b]} {value:.1f}" for b, value in ratios.items())
     longest = max(shares, key=lambda b: shares[b])
@@ -151,14 +154,14 @@ def _memory(memory: Data, table: Data) -> Finding:
 def _footnote(found: Data, table: Data) -> Finding:
     methods = found[protocols.LAYERS_BENCHMARK]
     frozen = table[protocols.LAYERS_BENCHMARK]["frozen"]
-    every = {m: of["all"]["average"] for m, of in methods.items()}
+    every = {m: result["all"]["average"] for m, result in methods.items()}
     alone = {
         "released": {m: frozen[m]["average"] for m in every},
-        "corrected": {m: of["linear"]["average"] for m, of in methods.items()},
+        "corrected": {m: result["linear"]["average"] for m, result in methods.items()},
     }
     verdicts, shown = {}, []
-    for protocol, of in alone.items():
-        leads = {m: ahead(of[m], every[m]) for m in every}
+    for protocol, result in alone.items():
+        leads = {m: ahead(result[m], every[m]) for m in every}
         verdicts[protocol] = everywhere(by_noise(*lead) for lead in leads.values())
         each = (
             f"{method_label(m)} {lead:+.1f} ± {noise:.1f}" for m, (lead, noise) in leads.items()
@@ -229,9 +232,9 @@ def _grid() -> Finding:
     "methods",
 )
 def _stored(methods: Data) -> Finding:
-    of = methods["bytes"]["rotated"]
-    samples, rows, factored = of["gem-nt dense"], of["ogd dense"], of["ogd factored"]
-    held = of["pca-ogd dense"] == rows and samples < rows / 10
+    size = methods["bytes"]["rotated"]
+    samples, rows, factored = size["gem-nt dense"], size["ogd dense"], size["ogd factored"]
+    held = size["pca-ogd dense"] == rows and samples < rows / 10
     measured = f"{samples / 1e6:.2f} MB of samples, {rows / 1e6:.1f} MB of rows"
     why = f"OGD's gradients need not be stored as such: factored they take {factored / 1e6:.1f} MB"
     return either(held), measured, why

@@ -123,7 +123,7 @@ def _linear(data: Data) -> Finding:
 )
 def _smaller(data: Data) -> Finding:
     curves = {
-        b: [mean(np.transpose(of["since start"])[-1]) for of in sizes.values()]
+        b: [mean(np.transpose(result["since start"])[-1]) for result in sizes.values()]
         for b, sizes in data.items()
     }
     held = all(a < b for curve in curves.values() for a, b in itertools.pairwise(curve))

@@ -18,12 +18,11 @@ def _formula(theory: Data, method: str) -> Finding:
 
 
 def _bound(theory: Data, method: str) -> Finding:
-    of = theory["bounds"][method]
-    broken = of["several"] > 1 + _EXACT
+    result = theory["bounds"][method]
+    broken = result["several"] > 1 + _EXACT
     why = "‖Σ v_k‖² ≤ Σ ‖v_k‖² is false for two terms or more; (Σ ‖v_k‖)² is valid"
-    measured = (
-        f"Δ / bound up to {of['one']:.2f} for one later task, {of['several']:.2f} for several"
-    )
+    one, several = result["one"], result["several"]
+    measured = f"Δ / bound up to {one:.2f} for one later task, {several:.2f} for several"
     return either(not broken), measured, why if broken else "never above 1"
 
 
@@ -86,9 +85,9 @@ def _sgd_bound(theory: Data) -> Finding:
     "theory",
 )
 def _cancelling(theory: Data) -> Finding:
-    of = theory["cancelling"]
-    held = of["after"] > 1e-3 and of["undone"] < 1e-9 * of["after"]
-    return either(held), f"Δ {of['after']:.1f}, then {of['undone']:.0e}", "a built example"
+    result = theory["cancelling"]
+    held = result["after"] > 1e-3 and result["undone"] < 1e-9 * result["after"]
+    return either(held), f"Δ {result['after']:.1f}, then {result['undone']:.0e}", "a built example"
 
 
 @CLAIMS.add(
@@ -122,9 +121,9 @@ def _gem_nt_anew(theory: Data) -> Finding:
     "theory",
 )
 def _raw(theory: Data) -> Finding:
-    of = theory["raw projection"]
-    why = f"only once the columns are orthonormal (then {of['orthonormal']:.0e})"
-    return either(of["raw"] < 1e-9), f"‖T² − T‖ / ‖T‖ = {of['raw']:.2f}", why
+    result = theory["raw projection"]
+    why = f"only once the columns are orthonormal (then {result['orthonormal']:.0e})"
+    return either(result["raw"] < 1e-9), f"‖T² − T‖ / ‖T‖ = {result['raw']:.2f}", why
 
 
 @CLAIMS.add("section 4.3, equation after Corollary 2", "The bound for GEM-NT", _BOUND, "theory")
@@ -150,9 +149,13 @@ def _one_sample(theory: Data) -> Finding:
     "theory",
 )
 def _well_learned(theory: Data) -> Finding:
-    of = theory["well learned"]
-    measured = f"Δ / SGD's: GEM-NT {of['GEM-NT']:.2f}, OGD {of['OGD']:.2f}"
-    return either(abs(of["GEM-NT"] - 1) < _EXACT), measured, "a zero gradient constrains nothing"
+    result = theory["well learned"]
+    measured = f"Δ / SGD's: GEM-NT {result['GEM-NT']:.2f}, OGD {result['OGD']:.2f}"
+    return (
+        either(abs(result["GEM-NT"] - 1) < _EXACT),
+        measured,
+        "a zero gradient constrains nothing",
+    )
 
 
 @CLAIMS.add(
@@ -180,8 +183,8 @@ def _pca(theory: Data) -> Finding:
     "theory",
 )
 def _raw_directions(theory: Data) -> Finding:
-    of = theory["raw projection"]
-    raw, once = of["PCA-OGD, raw"], of["PCA-OGD, orthonormal"]
+    result = theory["raw projection"]
+    raw, once = result["PCA-OGD, raw"], result["PCA-OGD, orthonormal"]
     why = f"orthonormal within a task, not across tasks; once they are, {once:.0e}"
     return either(raw < 1e-9), f"‖T² − T‖ / ‖T‖ = {raw:.2f}", why
 
@@ -203,7 +206,7 @@ def _pca_bound(theory: Data) -> Finding:
     "Corollary 4", "Projected gradient descent converges to the closed form", _ERROR, "theory"
 )
 def _convergence(theory: Data) -> Finding:
-    error = max(of["weights"] for of in theory["exact"].values())
+    error = max(result["weights"] for result in theory["exact"].values())
     return either(error < _EXACT), f"error of the weights {error:.0e}", "with ½ on both terms"
 
 
@@ -214,9 +217,9 @@ def _convergence(theory: Data) -> Finding:
     "theory",
 )
 def _objective(theory: Data) -> Finding:
-    of = theory["printed objective"]
-    measured = f"off by {of['as printed']:.2f}; with ½ on the square {of['halved']:.0e}"
-    held = of["as printed"] < _EXACT
+    result = theory["printed objective"]
+    measured = f"off by {result['as printed']:.2f}; with ½ on the square {result['halved']:.0e}"
+    held = result["as printed"] < _EXACT
     return either(held), measured, "" if held else "a missing ½ in the proof, not in the result"
 
 
@@ -227,9 +230,13 @@ def _objective(theory: Data) -> Finding:
     "theory",
 )
 def _steep(theory: Data) -> Finding:
-    of = theory["spectrum"]
-    held = of["steep"] < min(of["flat"], 1)
-    return either(held), f"ratio {of['steep']:.2f} steep, {of['flat']:.2f} flat", "linear models"
+    result = theory["spectrum"]
+    held = result["steep"] < min(result["flat"], 1)
+    return (
+        either(held),
+        f"ratio {result['steep']:.2f} steep, {result['flat']:.2f} flat",
+        "linear models",
+    )
 
 
 @CLAIMS.add(
@@ -260,8 +267,8 @@ def _flat(theory: Data, toy: Data) -> Finding:
 
 def _ahead(toy: Data, setting: str) -> bool:
     """Whether OGD's test loss rises less, by two standard errors of the seeds' differences."""
-    of = toy[setting]["rise"]
-    lead, noise = ahead(*([seed[0] for seed in of[m]] for m in ("pca-ogd", "ogd")))
+    result = toy[setting]["rise"]
+    lead, noise = ahead(*([seed[0] for seed in result[m]] for m in ("pca-ogd", "ogd")))
     return lead > noise
 
 

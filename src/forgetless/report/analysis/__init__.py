@@ -1,7 +1,7 @@
 """Why a run forgot: overlap, explained variance, kernel change and forecast, from its trace."""
 
 from forgetless.report.analysis.analysis import Analysis, ForecastPoint, Images, Sample, Variance
-from forgetless.report.analysis.measure import analyse, analysed, known_analysis
+from forgetless.report.analysis.measure import analyse, cached_analysis, known_analysis
 
 __all__ = [
     "Analysis",
@@ -10,6 +10,6 @@ __all__ = [
     "Sample",
     "Variance",
     "analyse",
-    "analysed",
+    "cached_analysis",
     "known_analysis",
 ]

@@ -53,11 +53,11 @@ class Sample:
 @final
 @dataclass(frozen=True)
 class Images:
-    """Test images of each task that the forecast gives up, and that were forgotten.
+    """Test images of each task that are predicted to become wrong, and that were forgotten.
 
     Attributes:
         pictures: the images as data URLs, by their number.
-        endangered: task (from 0, as text) → those that the forecast gives up, worst first.
+        endangered: task (from 0, as text) → those predicted to become wrong, worst first.
         forgotten: task → those right when it was learned and wrong at the end, worst first.
     """
 
@@ -78,6 +78,8 @@ class Analysis:
         overlap: "s-k" (tasks from 0, s < k) → singular values of O^{s→k}, decreasing, at the
             weights after s, with the directions stored when k starts projected out.
         projected: whether the method's directions were taken out; else the overlap is as for SGD.
+        unprotected: "s-k" → the share of the variance of s's features that steps of task k may
+            still change, at the weights after s: 1 without a method's projection.
         variance: of each task.
         kernel: for each task s, ‖K_t − K_s‖ / ‖K_s‖ on it after tasks t = s … T' − 1.
         forecast: for pairs of neighbouring tasks, if the method can be forecast.
@@ -89,6 +91,7 @@ class Analysis:
     learned: int
     overlap: dict[str, list[float]]
     projected: bool
+    unprotected: dict[str, float]
     variance: list[Variance]
     kernel: list[list[float]]
     forecast: list[ForecastPoint]

@@ -1,9 +1,9 @@
 """Measures why a run forgot: tangent features of its network after each task."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from forgetless import theory
 from forgetless.data import Scenario, Split
+from forgetless.launch.method_steps import projections
 from forgetless.launch.rebuild import Rebuilt, rebuild, samples_of
-from forgetless.methods import METHODS
+from forgetless.methods import METHODS, Method, build_method, method_options
 from forgetless.report.analysis.analysis import Analysis, ForecastPoint, Images, Variance
 from forgetless.report.analysis.images import Gallery
 from forgetless.subspace import FACTORED, FactoredSubspace
@@ -28,7 +29,7 @@ from forgetless.training.build import ModelSource
 from forgetless.training.settings import Training
 
 SAMPLES = 200
-_FORMAT = 3  # of a stored analysis
+_FORMAT = 4  # of a stored analysis
 _NAME = "analysis"
 _FOR_VARIANCE = 500  # samples whose directions are counted
 _MOST_TASKS = 20  # whose pairs are measured
@@ -45,20 +46,20 @@ def known_analysis(trace: Trace) -> Analysis | None:
         return None  # damaged: it can be made again
 
 
-def analysed(
+def cached_analysis(
     trace: Trace,
     *,
     tasks: Scenario | None = None,
     model: ModelSource | None = None,
     data: Path | None = None,
     samples: int = SAMPLES,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Analysis:
     """`analyse`, or the analysis stored next to the trace; a new one is stored there."""
     known = known_analysis(trace)
     if known is not None and known.samples == samples:
         return known
-    made = analyse(trace, tasks=tasks, model=model, data=data, samples=samples, observer=observer)
+    made = analyse(trace, tasks=tasks, model=model, data=data, samples=samples, on_stage=on_stage)
     if trace.path is not None:
         write_beside(trace.path, _NAME, _FORMAT, made.plain())
     return made
@@ -71,7 +72,7 @@ def analyse(
     model: ModelSource | None = None,
     data: Path | None = None,
     samples: int = SAMPLES,
-    observer: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Analysis:
     """Why the first finished seed of a run forgot.
 
@@ -82,15 +83,15 @@ def analyse(
         tasks, model: as `fit` took them, if they were a script's own.
         data: folder that is searched for the data first.
         samples: of each task, for overlaps and kernels.
-        observer: called with each step in words.
+        on_stage: called with each step in words.
     """
     whole(2).check("samples", samples)
-    tell = observer or (lambda what: None)
+    tell = on_stage or (lambda what: None)
     tell("reading the tasks")
     rebuilt = rebuild(trace, tasks=tasks, model=model, data=data)
     run = _SeedRun.of(trace, rebuilt, samples)
     tell("overlap and kernels")
-    overlap, kernel = _pairs(run)
+    overlap, unprotected, kernel = _pairs(run)
     tell("explained variance")
     variance = [_variance(run, s) for s in range(run.learned)]
     gallery = Gallery(run.tasks.input_shape)
@@ -106,7 +107,8 @@ def analyse(
         samples=samples,
         learned=run.learned,
         overlap=overlap,
-        projected=run.directions is not None,
+        projected=run.protected is not None,
+        unprotected=unprotected,
         variance=variance,
         kernel=kernel,
         forecast=forecast,
@@ -120,9 +122,9 @@ class _SeedRun:
     """One seed of a run: its network at the weights after any task.
 
     Attributes:
-        directions: the method's stored directions, orthonormal rows (K, p) in the order in which
-            they were added, or None.
-        ranks: how many of them each task added, (T,).
+        protected: what the method protects when each task starts: orthonormal rows (K, p), or the
+            projection of rows (n, p); None if it protects no directions.
+        ranks: how many directions each task added, (T,); empty if they are not those of a task.
         inputs: some training samples of each task, (n, *), and their labels (n,).
     """
 
@@ -133,7 +135,7 @@ class _SeedRun:
     learned: int
     model: nn.Module
     names: tuple[str, ...]
-    directions: Tensor | None
+    protected: Sequence[theory.Protected] | None
     ranks: list[int]
     inputs: list[tuple[Tensor, Tensor]]
 
@@ -149,11 +151,16 @@ class _SeedRun:
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         names = tuple(name for name in trained if name not in free)
         size = sum(p.numel() for name, p in model.named_parameters() if name in names)
-        directions, ranks = _remembered(trace, seed, size)
         learned = min(learned, _MOST_TASKS)
+        rows, ranks = _remembered(trace, seed, size)
+        protected: Sequence[theory.Protected] | None = None
+        if rows is not None:
+            protected = [rows[: sum(ranks[:t])] for t in range(learned)]
+        elif (method := _with_directions(trace)) is not None:
+            protected = projections(rebuilt, method, trace, seed, learned, names)
         inputs = [_some(tasks.task(t, [seed]).train, samples) for t in range(learned)]
         return cls(
-            trace, tasks, rebuilt.training, seed, learned, model, names, directions, ranks, inputs
+            trace, tasks, rebuilt.training, seed, learned, model, names, protected, ranks, inputs
         )
 
     def go_to(self, task: int) -> None:
@@ -164,30 +171,33 @@ class _SeedRun:
         """φ of the samples at the present weights."""
         return tangent_features(self.model, *samples, params=self.names)
 
-    def before(self, task: int) -> int:
-        """The number of directions that were stored when a task started."""
-        return sum(self.ranks[:task])
-
     def forecastable(self) -> Iterator[int]:
         """The tasks for which the effect of the next one is forecast, spread over the run."""
         kind = METHODS.get(self.trace.method)
-        if (kind is None or kind.protects) and self.directions is None:
+        if (kind is None or kind.protects) and self.protected is None:
             return  # how the method changes the gradient is not in the trace
-        if not self.training.is_recordable:
+        if not self.training.is_constant_sgd:
             return  # a forecast is of plain SGD at a constant rate
         pairs = self.learned - 1
         yield from sorted(
             {round(i) for i in np.linspace(0, pairs - 1, min(pairs, _MOST_FORECASTS))}
         )
 
-    def basis(self, task: int) -> Tensor | None:
-        """The directions that every step of a task avoids, over all trainable parameters."""
-        if self.directions is None:
+    def basis(self, task: int) -> theory.Protected | None:
+        """What every step of a task avoids, over all trainable parameters."""
+        if self.protected is None:
             return None
-        rows = self.directions[: self.before(task)]
-        trained = {n: p.shape for n, p in self.model.named_parameters() if p.requires_grad}
-        own = Layout({name: trained[name] for name in self.names})
-        return Layout(trained).join(own.split(rows))
+        here = self.protected[task]
+        shapes = {n: tuple(p.shape) for n, p in self.model.named_parameters() if p.requires_grad}
+        trained, own = Layout(shapes), Layout({name: shapes[name] for name in self.names})
+        if isinstance(here, Tensor):
+            return trained.join(own.split(here))
+
+        def taken(rows: Tensor) -> Tensor:
+            parts = trained.split(rows)
+            return trained.join(parts | own.split(here(own.join(parts))))
+
+        return taken
 
 
 def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list[int]]:
@@ -195,16 +205,25 @@ def _remembered(trace: Trace, seed: int, size: int) -> tuple[Tensor | None, list
     if "storage" not in trace.config:  # which methods that store directions use
         return None, []
     try:
-        memory = trace.memory(seed)
+        state = trace.state(seed)
     except TraceError:
         return None, []
-    rows, ranks = memory.get("directions"), memory.get("ranks")
-    if "factor" in memory:  # of samples: the first rows are a basis of the first samples
-        kept = FactoredSubspace.restore([memory], torch.zeros(1, size), FACTORED)
+    rows, ranks = state.get("directions"), state.get("ranks")
+    if "factor" in state:  # of samples: the first rows are a basis of the first samples
+        kept = FactoredSubspace.restore([state], torch.zeros(1, size), FACTORED)
         rows = kept.dense().rows[0]
     if rows is None or ranks is None or rows.dim() != 2 or rows.shape[1] != size:
         return None, []
     return rows.float(), [int(rank) for rank in ranks]
+
+
+def _with_directions(trace: Trace) -> Method[Any] | None:
+    """The run's method, if it keeps directions; a method of a script's own is not known."""
+    kind = METHODS.get(trace.method)
+    if kind is None or not kind.keeps_directions:
+        return None
+    known = method_options(trace.method)
+    return build_method(trace.method, {k: v for k, v in trace.config.items() if k in known})
 
 
 def _some(split: Split, count: int) -> tuple[Tensor, Tensor]:
@@ -214,9 +233,12 @@ def _some(split: Split, count: int) -> tuple[Tensor, Tensor]:
     return inputs[0], labels[0]
 
 
-def _pairs(run: _SeedRun) -> tuple[dict[str, list[float]], list[list[float]]]:
-    """Overlap spectra of all pairs s < k, and the change of each task's kernel over the run."""
+def _pairs(
+    run: _SeedRun,
+) -> tuple[dict[str, list[float]], dict[str, float], list[list[float]]]:
+    """Of all pairs s < k the overlap's spectrum and what of s is unprotected; kernels' changes."""
     overlap: dict[str, list[float]] = {}
+    unprotected: dict[str, float] = {}
     kernel: list[list[float]] = []
     grams: list[Tensor] = []
     for t in range(run.learned):
@@ -227,11 +249,12 @@ def _pairs(run: _SeedRun) -> tuple[dict[str, list[float]], list[list[float]]]:
         for s in range(t):
             kernel[s].append(round(theory.kernel_change(grams[s], here[s].gram()), _DIGITS))
         for k in range(t + 1, run.learned):
-            rows = None if run.directions is None else run.directions[: run.before(k)]
-            matrix = theory.operator_overlap(here[t], here[k], rows, rtol=theory.FLOAT32_RTOL)
+            basis = None if run.protected is None else run.protected[k]
+            matrix = theory.operator_overlap(here[t], here[k], basis, rtol=theory.FLOAT32_RTOL)
             values = theory.overlap_spectrum(matrix).clamp(0, 1)
             overlap[f"{t}-{k}"] = [round(float(v), _DIGITS) for v in values]
-    return overlap, kernel
+            unprotected[f"{t}-{k}"] = round(theory.unprotected_share(here[t], basis), _DIGITS)
+    return overlap, unprotected, kernel
 
 
 def _variance(run: _SeedRun, task: int) -> Variance:

@@ -105,6 +105,7 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
     return {
         "label": entry.label,
         "colour": entry.place % len(palette.LIGHT),
+        "symbol": palette.symbol(entry.place),
         "dash": " ".join(map(str, palette.dash(entry.place))),
         "status": trace.status,
         "learned": entry.learned,
@@ -114,12 +115,16 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
         "std": nulls(entry.std.tolist()),
         "average": average,
         "forgetting": forgetting,
-        "memory": entry.memory_bytes,
+        "memory_bytes": entry.memory_bytes,
         "everything": entry.keeps_all_data,
         "seconds": trace.timings.get("total"),
         "command": command_line(trace.config, seeds=seeds),
         "protect": [
             command_line(trace.config, method="pca-ogd", variance=share, seeds=seeds)
+            for share in _SHARES
+        ],
+        "hold": [
+            command_line(trace.config, method="kron-ogd", energy=share, seeds=seeds)
             for share in _SHARES
         ],
         "config": {k: str(v) for k, v in trace.config.items()},

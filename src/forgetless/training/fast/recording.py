@@ -89,7 +89,7 @@ class Recorder:
         network = learner.network
         # In a recording dropout draws other numbers than in a step by itself.
         random = any(isinstance(m, _DropoutNd) for m in network.module.modules())
-        alike = learner.method.recordable and learner.training.is_recordable and not random
+        alike = learner.method.recordable and learner.training.is_constant_sgd and not random
         self.active = network.theta.is_cuda and alike
         self._learner = learner
         self._rehearsed: set[tuple[int, bool]] = set()

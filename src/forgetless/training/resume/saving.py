@@ -148,8 +148,8 @@ class Saver:
         known = learner.state is self._saved_state
         if known:
             check_unchanged(learner.method, "update", learner.state, self._marks)
-        memory = None if known else snapshot.memory(learner)
-        return {"progress": progress | snapshot.progress(learner), "memory": memory}
+        state = None if known else snapshot.state(learner)
+        return {"progress": progress | snapshot.progress(learner), "memory": state}
 
     def _save(self, position: Position, learner: Learner | None, parts: Parts) -> None:
         if self._store is None:

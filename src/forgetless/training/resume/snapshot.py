@@ -15,7 +15,7 @@ from forgetless.training.optimizers import TorchOptimizer
 
 
 def progress(learner: Learner) -> dict[str, Tensor]:
-    """Weights, buffers, generators and their latest draws: all but the method's memory."""
+    """Weights, buffers, generators and their latest draws: all but the method's state."""
     theta, done = learner.network.theta, learner.progress
     found = {"theta": theta, "choices": learner.sampler.coming, **_random(learner)}
     found |= {f"fixed.{name}": t for name, t in learner.network.fixed.items()}
@@ -27,8 +27,8 @@ def progress(learner: Learner) -> dict[str, Tensor]:
     return found
 
 
-def memory(learner: Learner) -> dict[str, Tensor]:
-    """The method's memory, of every seed."""
+def state(learner: Learner) -> dict[str, Tensor]:
+    """The tensors of the method's state, of every seed."""
     rows = range(len(learner.seeds))
     return {f"{row}.{n}": t for row in rows for n, t in state_tensors(learner.state, row).items()}
 
@@ -52,7 +52,7 @@ def restore(
     remembered: Mapping[str, Tensor],
     values: Mapping[str, Any],
 ) -> None:
-    """Bring a learner made alike to where `progress`, `memory` and `numbers` were taken."""
+    """Bring a learner made alike to where `progress`, `state` and `numbers` were taken."""
     network = learner.network
     theta = network.theta
     if tensors["theta"].shape != theta.shape:
@@ -109,7 +109,7 @@ class Savepoint:
 
 
 def _random(learner: Learner) -> dict[str, Tensor]:
-    """States of the seeds' generators, (3 S, bytes), and of torch's own, which dropout uses."""
+    """States of the seeds' generators, (4 S, bytes), and of torch's own, which dropout uses."""
     own = torch.stack([generator.get_state() for generator in learner.generators()])
     states = {"generators": own, "global": torch.get_rng_state()}
     theta = learner.network.theta

@@ -175,9 +175,11 @@ function drawFinals(box, width) {
             Plot.line(own, { ...place, stroke: colour(e), strokeWidth: 1.5, strokeDasharray: dash(e) }),
             Plot.dot(own, {
               ...place,
-              fill: colour(e),
+              // Plot's second kinds of a shape are hollow, and some shapes have lines alone.
+              fill: e.symbol.endsWith("2") ? "var(--card)" : colour(e),
+              stroke: colour(e),
               r: 3,
-              symbol: ["circle", "times", "square", "triangle", "wye", "cross", "diamond", "star"][e.colour],
+              symbol: e.symbol,
             }),
           ];
         }),

@@ -1,7 +1,7 @@
 // Advice: memory, components, and a command.
 function drawMemory(box, width) {
-  const data = entries().filter((e) => e.memory != null && e.average);
-  const most = d3.max(data, (e) => e.memory);
+  const data = entries().filter((e) => e.memory_bytes != null && e.average);
+  const most = d3.max(data, (e) => e.memory_bytes);
   const low = d3.min(data, (e) => e.average[0] - e.average[1]);
   const high = d3.max(data, (e) => e.average[0] + e.average[1]);
   const room = Math.max(1, (high - low) * 0.15);
@@ -36,28 +36,28 @@ function drawMemory(box, width) {
       color: byLabel(),
       marks: [
         Plot.ruleX(data, {
-          x: "memory",
+          x: "memory_bytes",
           y1: (e) => e.average[0] - e.average[1],
           y2: (e) => e.average[0] + e.average[1],
           stroke: "label",
           strokeOpacity: 0.6,
           strokeWidth: 1.5,
         }),
-        Plot.dot(data, { x: "memory", y: (e) => e.average[0], fill: "label", r: 5 }),
+        Plot.dot(data, { x: "memory_bytes", y: (e) => e.average[0], fill: "label", r: 5 }),
         Plot.text(data, {
-          x: "memory",
+          x: "memory_bytes",
           y: (e) => e.average[0],
           text: (e) => clipped(e.label, 18),
           dy: -12,
           fontSize: 11.5,
-          textAnchor: (e) => (e.memory > most / 4 ? "end" : e.memory === 0 ? "start" : "middle"),
+          textAnchor: (e) => (e.memory_bytes > most / 4 ? "end" : e.memory_bytes === 0 ? "start" : "middle"),
           fontWeight: 550,
         }),
         tip(data, {
-          x: "memory",
+          x: "memory_bytes",
           y: (e) => e.average[0],
           title: (e) =>
-            `${clipped(e.label, 40)}\nA_T ${spread(e.average, e.seeds.length)} %, F_T ${spread(e.forgetting, e.seeds.length)}\n${bytes(e.memory)} (${d3.format(",")(e.memory)} bytes)`,
+            `${clipped(e.label, 40)}\nA_T ${spread(e.average, e.seeds.length)} %, F_T ${spread(e.forgetting, e.seeds.length)}\n${bytes(e.memory_bytes)} (${d3.format(",")(e.memory_bytes)} bytes)`,
         }),
       ],
     }),
@@ -80,30 +80,7 @@ function drawComponents(box) {
     el(
       "div",
       { class: "scroll" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            ["task", ...DATA.shares.map(share)].map((h) => el("th", { scope: "col" }, h)),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          rows.map((row) =>
-            el(
-              "tr",
-              {},
-              row.map((cell, i) => el("td", {}, i ? String(cell ?? "–") : named(cell))),
-            ),
-          ),
-        ),
-      ),
+      tableElement(["task", ...DATA.shares.map(share)], rows, (cell, i) => (i ? String(cell ?? "–") : named(cell))),
     ),
   );
 }
@@ -145,7 +122,7 @@ function drawAdvice(section) {
   section.append(el("h2", { id: "advice-title" }, "What to do about it"));
   const place = el("div", { class: "panels" });
   section.append(place);
-  const known = group().entries.filter((e) => e.memory != null && e.average);
+  const known = group().entries.filter((e) => e.memory_bytes != null && e.average);
   panel(place, {
     id: "memory",
     title: `${Measure()} against memory`,
@@ -158,7 +135,7 @@ function drawAdvice(section) {
       columns: ["method", "memory_bytes", "A_T_mean", "A_T_std", "F_T_mean", "F_T_std"],
       rows: entries()
         .filter((e) => e.average)
-        .map((e) => [e.label, e.memory, ...e.average, ...e.forgetting]),
+        .map((e) => [e.label, e.memory_bytes, ...e.average, ...e.forgetting]),
     }),
   });
   const entry = advisor();
@@ -193,6 +170,8 @@ function drawAdvice(section) {
         }),
       ),
       copyable(first.protect[state.share]),
+      el("p", {}, "The same with KronOGD, in memory that does not grow with the tasks:"),
+      copyable(first.hold[state.share]),
     );
   } else {
     section.append(

@@ -31,6 +31,14 @@ function el(tag, attributes = {}, ...children) {
   node.append(...children.flat().filter((child) => child != null && child !== false));
   return node;
 }
+// A table; show makes what a cell contains from its value and the number of its column.
+const tableElement = (columns, rows, show) =>
+  el(
+    "table",
+    {},
+    el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((value, i) => el("td", {}, show(value, i)))))),
+  );
 // A name that somebody chose, whatever its direction and length.
 const named = (text) => el("bdi", { class: "name", dir: "auto", title: text.length > 40 ? text : null }, text);
 const clipped = (text, most = 22) => {

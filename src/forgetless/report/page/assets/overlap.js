@@ -3,7 +3,7 @@ const analysed = () => entries().filter((e) => e.analysis);
 const pairKey = () => `${state.source}-${state.target}`;
 const spectrum = (entry, key = pairKey()) => entry.analysis.overlap[key];
 const statistics = [(values) => d3.max(values), (values) => d3.mean(values)];
-const statisticNames = ["largest singular value", "mean singular value"];
+const statisticNames = ["largest singular value", "mean singular value", "unprotected share of the earlier task"];
 
 function chooser(name, chosen, names, change) {
   const select = el(
@@ -63,7 +63,8 @@ function overlaps(entry) {
       k,
       largest: statistics[0](values),
       mean: statistics[1](values),
-      v: statistics[state.statistic](values),
+      unprotected: entry.analysis.unprotected[key],
+      v: state.statistic < 2 ? statistics[state.statistic](values) : entry.analysis.unprotected[key],
     };
   });
 }
@@ -119,7 +120,7 @@ function drawOverlapMaps(box) {
             y: (d) => d.k + 1,
             maxRadius: 40,
             title: (d) =>
-              `${clipped(entry.label, 40)}\n${taskName(d.s)} and ${taskName(d.k)}\nlargest ${three(d.largest)}, mean ${three(d.mean)}`,
+              `${clipped(entry.label, 40)}\n${taskName(d.s)} and ${taskName(d.k)}\nlargest ${three(d.largest)}, mean ${three(d.mean)}\nunprotected ${three(d.unprotected)}`,
           }),
         ],
       }),

@@ -117,32 +117,7 @@ function listed({ columns, rows }) {
   return el(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers" },
-    el(
-      "table",
-      {},
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          columns.map((c) => el("th", { scope: "col" }, c)),
-        ),
-      ),
-      el(
-        "tbody",
-        {},
-        shown.map((row) =>
-          el(
-            "tr",
-            {},
-            row.map((v) =>
-              el("td", {}, typeof v === "number" ? d3.format(".4~r")(v) : v == null ? "–" : named(String(v))),
-            ),
-          ),
-        ),
-      ),
-    ),
+    tableElement(columns, shown, (v) => (typeof v === "number" ? d3.format(".4~r")(v) : v == null ? "–" : named(String(v)))),
     rows.length > most ? el("p", {}, `${most} of ${rows.length} rows; the CSV file has all of them.`) : null,
   );
 }

@@ -79,13 +79,13 @@ function drawReasons(section) {
     id: "overlaps",
     wide: true,
     title: "Overlap of every pair of tasks",
-    text: "One cell per pair, with the method's memory when the later task starts.",
+    text: "One cell per pair, with the method's memory when the later task starts: how far the two overlap, or the share of the variance of the earlier task's features that steps may still change.",
     draw: drawOverlapMaps,
     missing: lacking || few,
     choices: statistic,
     table: () => ({
-      columns: ["method", "earlier_task", "later_task", "largest", "mean"],
-      rows: analysed().flatMap((e) => overlaps(e).map((d) => [e.label, d.s + 1, d.k + 1, d.largest, d.mean])),
+      columns: ["method", "earlier_task", "later_task", "largest", "mean", "unprotected"],
+      rows: analysed().flatMap((e) => overlaps(e).map((d) => [e.label, d.s + 1, d.k + 1, d.largest, d.mean, d.unprotected])),
     }),
   });
   const noForecast = known.some((e) => e.analysis.forecast.length)

@@ -35,8 +35,8 @@ function drawSummary(section) {
     {
       name: "memory",
       hint: "The method's memory for a seed at the end",
-      value: (e) => (e.everything ? Infinity : e.memory),
-      show: (e) => el("span", { class: "number" }, e.everything ? "all data" : bytes(e.memory)),
+      value: (e) => (e.everything ? Infinity : e.memory_bytes),
+      show: (e) => el("span", { class: "number" }, e.everything ? "all data" : bytes(e.memory_bytes)),
     },
     {
       name: "time",
@@ -109,7 +109,7 @@ function drawSummary(section) {
       ),
     ),
   );
-  if (group().entries.every((e) => e.memory == null && !e.everything)) {
+  if (group().entries.every((e) => e.memory_bytes == null && !e.everything)) {
     section.append(
       el(
         "p",

@@ -1,0 +1,320 @@
+"""Drift: how far the outputs on stored tasks have moved, on a few samples kept of each."""
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from forgetless.guard.batches.loading import Reservoir, TaskData
+from forgetless.guard.batches.outputs import compared_outputs
+from forgetless.guard.batches.samples import Part, StoredSamples
+from forgetless.guard.distributed.loading import SharedTaskData
+from forgetless.guard.distributed.sharding import reshard
+from forgetless.guard.model import GuardedModel, full_precision
+from forgetless.methods import Method
+from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.streams import stream, undisturbed
+from forgetless.tangent import eval_mode
+
+_FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
+_LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also to get better
+# Where there are classes, accuracy has fallen by some 15 points with either of these.
+_RISE = 0.2  # of the loss
+_CHANGED = 0.25  # share of predictions
+_LITTLE = 0.01  # share of the steps removed that hardly protects
+_WIDTH = 1024  # outputs kept of a sample that has more
+_SEQUENCES = 4  # that are run together, since their logits can be large
+
+
+@final
+@dataclass(frozen=True)
+class TaskDrift:
+    """How far the outputs on a stored task have moved since it was stored.
+
+    With z_i the kept samples' outputs then and z'_i now,
+
+        drift = Σ_i ‖z'_i − z_i‖² / Σ_i ‖z_i − z̄‖²:
+
+    at 1 the outputs have moved as far as those of different samples lie apart. Outputs are the
+    logits of a classifier, less their mean over classes; the log-likelihood of each label of a
+    sequence, every label a sample of its own; the numbers that a regression or the function
+    `output=` gives.
+
+    Arguments:
+        task: its number, from 1.
+        samples: how many are kept.
+        drift: as above; NaN where outputs are no longer finite.
+        changed: share of the samples (of a sequence's labels) whose predicted class changed; None
+            without classes.
+        loss_then: mean loss on the samples when the task was stored; None without a loss.
+        loss: the same now.
+    """
+
+    task: int
+    samples: int
+    drift: float
+    changed: float | None
+    loss_then: float | None
+    loss: float | None
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the outputs have moved far, and for the worse."""
+        least = 0.0 if self.changed is None else _RISE
+        rose = (
+            self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
+        )
+        return not self.drift <= _LIMIT and (rose or (self.changed or 0.0) >= _CHANGED)
+
+    def __str__(self) -> str:
+        text = f"task {self.task}: drift {self.drift:.3g}"
+        if self.changed is not None:
+            text += f", {self.changed:.0%} of predictions changed"
+        if self.loss is not None:
+            text += f", loss {self.loss_then:.3g} → {self.loss:.3g}"
+        return f"{text} ({self.samples} samples)"
+
+
+@final
+@dataclass(frozen=True)
+class Drift:
+    """How far the outputs on the stored tasks have moved, task by task.
+
+    Arguments:
+        steps: taken since the latest task was stored.
+        tasks: one entry for each task with samples to measure it on.
+    """
+
+    steps: int
+    tasks: tuple[TaskDrift, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Every number by name, such as "drift/task 1"."""
+        return {
+            f"{name}/task {task.task}": value
+            for task in self.tasks
+            for name, value in (
+                ("drift", task.drift),
+                ("changed", task.changed),
+                ("loss", task.loss),
+            )
+            if value is not None
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([f"after {self.steps} steps", *map(str, self.tasks)])
+
+
+@final
+class DriftCheck:
+    """Keeps a few samples of each task with the outputs on them, and measures how these move.
+
+    Nothing else notices: not the model's mode and buffers, nor any random generator. A model that
+    is sharded is gathered for it, so it is measured when a task ends or is asked for, not between.
+
+    Arguments:
+        model: the model.
+        method: the method, which has the advice that warnings give.
+        samples: kept of each task; 0 keeps none.
+        seed: of their choice.
+    """
+
+    def __init__(self, model: GuardedModel, method: Method[Any], samples: int, seed: int) -> None:
+        self.samples = samples
+        self.latest: Drift | None = None
+        self.model = model
+        self._method = method
+        self._seed = seed
+        self._warned = self._failed = False
+        self.start({}, 0)
+
+    def start(self, kept: Mapping[int, StoredSamples], steps: int) -> None:
+        """Measure on these samples from now on.
+
+        Arguments:
+            kept: task, from 1 → its samples, with the outputs on them attached.
+            steps: taken so far.
+        """
+        self.kept = kept
+        self._start = steps
+        self._next = _FIRST * len(kept)
+
+    def reservoir(self, task: int) -> Reservoir:
+        """Where to set samples of a task aside."""
+        return Reservoir(self.samples, stream(self._seed, "drift samples", task))
+
+    def keep(
+        self, kept: Mapping[int, StoredSamples], task: int, data: TaskData | SharedTaskData
+    ) -> Mapping[int, StoredSamples]:
+        """The kept samples of all tasks, with those set aside of a new one; or a warning."""
+        if not self.samples or task in kept:
+            return kept
+        try:
+            with _unnoticed(self.model) as model:
+                parts = [part.mapped(Tensor.cpu) for part in data.set_aside().parts]
+                parts = [replace(part, extra=_outputs(model, part)) for part in parts]
+        except (ConfigError, DataError) as error:
+            warnings.warn(
+                f"the drift of task {task} cannot be checked: {error} (drift_samples=0 does "
+                "without the check)",
+                stacklevel=5,
+            )
+            return kept
+        return {**kept, task: StoredSamples(tuple(parts))}
+
+    def is_due(self, steps: int) -> bool:
+        """Whether to measure after this step: more and more seldom, so that it costs little."""
+        due = bool(self.kept) and steps - self._start >= self._next
+        if not due or self.model.parameters.slices is not None:
+            return False
+        self._next *= 2
+        return True
+
+    def measure(self, steps: int) -> Drift:
+        """The drift at the present weights, after so many steps; every process calls it."""
+        if not self.kept:
+            return Drift(steps - self._start, ())
+        with _unnoticed(self.model) as model:
+            rows = tuple(_compared(task, kept, model) for task, kept in self.kept.items())
+        return Drift(steps - self._start, rows)
+
+    def measured(self, steps: int) -> Drift | None:
+        """The same, None with a warning where a model no longer takes what it took."""
+        try:
+            return self.measure(steps)
+        except (ConfigError, DataError) as error:
+            if not self._failed:
+                self._failed = True
+                warnings.warn(f"the drift cannot be checked any more: {error}", stacklevel=5)
+            return None
+
+    def report(self, drift: Drift | None, removed: float | None, stacklevel: int) -> None:
+        """Remember what was measured, and warn, once, if a task that is protected is forgotten.
+
+        Arguments:
+            drift: as measured, if it could be.
+            removed: share of the steps that was removed; None if none was projected.
+            stacklevel: of the warning, seen from here.
+        """
+        if drift is None or not drift.tasks:
+            return
+        self.latest = drift
+        forgotten = [task for task in drift.tasks if task.is_forgotten]
+        if forgotten and self._method.protects and not self._warned:
+            self._warned = True
+            worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
+            warnings.warn(self._warning(worst, removed), stacklevel=stacklevel + 1)
+
+    def _warning(self, worst: TaskDrift, removed: float | None) -> str:
+        """What happened to a task, and what may help."""
+        slower = "lower the learning rate"
+        if math.isnan(worst.drift):
+            steadied = self._method.steadied_by
+            return (
+                f"the outputs on task {worst.task} are no longer finite, as training has diverged: "
+                f"{slower}{f' or take {steadied}' if steadied else ''}"
+            )
+        what = f"its outputs have moved by {worst.drift:.0%} of their variance since it was stored"
+        if worst.changed is not None:
+            what += f", and {worst.changed:.0%} of its predictions changed"
+        if removed is not None:
+            what += (
+                f", with {'only ' if removed < _LITTLE else ''}{removed:.1%} of the steps removed"
+            )
+        advice = self._method.advice(more=True)
+        return (
+            f"task {worst.task} is being forgotten although it is guarded: {what}; "
+            f"{f'{advice}, ' if advice else ''}{slower} or use another method"
+        )
+
+
+@contextmanager
+def _unnoticed(model: GuardedModel) -> Iterator[GuardedModel]:
+    """The model for its outputs alone, with all weights here; only its weights are read."""
+    device = model.parameters.device
+    reshard(model.module)
+    model = model.gathered()
+    with full_precision(device), undisturbed(device), torch.no_grad(), eval_mode(model.module):
+        yield model
+
+
+def _outputs(model: GuardedModel, part: Part) -> dict[str, Tensor]:
+    """Of samples (n, *): what their outputs are compared by, and the loss of each; on the CPU."""
+    precision = model.parameters.dtype  # may have been raised since the samples were kept
+    part = part.mapped(
+        lambda t: t.to(torch.promote_types(t.dtype, precision)) if t.is_floating_point() else t
+    )
+    at_once = _SEQUENCES if model.output in ("likelihood", "tokens") else len(part)
+    several = [
+        _outputs_at_once(model, part.select(index))
+        for index in torch.arange(len(part)).split(at_once)
+    ]
+    return {name: torch.cat([one[name] for one in several]).cpu() for name in several[0]}
+
+
+def _outputs_at_once(model: GuardedModel, part: Part) -> dict[str, Tensor]:
+    outputs, target = model.outputs(part, None), model.placed(part).target
+    found = compared_outputs(model.output, outputs, target, part.target)
+    for name, tensor in found.items():
+        if name == "logits":  # the first: others may be added to them
+            found[name] = tensor[:, :_WIDTH]
+        elif tensor.dim() == 2 and tensor.shape[1] > _WIDTH:
+            some = torch.linspace(0, tensor.shape[1] - 1, _WIDTH, device=tensor.device)
+            found[name] = tensor[:, some.long()]
+    try:
+        found["loss"] = model.loss.mean(outputs, target).expand(len(part))
+    except (ConfigError, IndexError):  # IndexError: a label that is no output
+        if model.loss.function is not None:
+            raise
+    return found
+
+
+def _compared(task: int, kept: StoredSamples, model: GuardedModel) -> TaskDrift:
+    """The drift on a task's samples."""
+    values: dict[int, list[Tensor]] = {}  # K → (2, n, K), then and now
+    losses, changed = [], []
+    for part in kept.parts:
+        now = _outputs(model, part)
+        if now.keys() != part.extra.keys():
+            raise ConfigError("the outputs on a stored task's samples are of another kind now")
+        both = {name: _paired(then, now[name]) for name, then in part.extra.items()}
+        if "classes" in both:
+            counts = both["classes"][0] >= 0
+            changed.append((both["classes"][0] != both["classes"][1])[counts])
+        if "logits" in both:
+            numbers = both["logits"] - both["logits"].mean(2, keepdim=True)
+        else:
+            numbers = both["values"]
+            if "classes" in both and counts.dim() == 2:  # every label is a sample of its own
+                numbers = numbers[:, counts].unsqueeze(-1)
+        values.setdefault(numbers.shape[-1], []).append(numbers)
+        if "loss" in both:
+            losses.append(both["loss"])
+    moved = spread = 0.0
+    for before, after in (torch.cat(alike, 1) for alike in values.values()):
+        moved += float((after - before).square().sum())
+        spread += float((before - before.mean(0)).square().sum())
+    drift = moved / spread if spread else math.inf if moved else 0.0
+    loss_then, loss = torch.cat(losses, 1).mean(1).tolist() if losses else (None, None)
+    return TaskDrift(
+        task,
+        len(kept),
+        drift if math.isfinite(moved) else math.nan,
+        float(torch.cat(changed).double().mean()) if changed else None,
+        loss_then,
+        loss,
+    )
+
+
+def _paired(then: Tensor, now: Tensor) -> Tensor:
+    """Both as (2, n, *) in float64, of a head that has grown the outputs that it had before."""
+    now = now[:, : then.shape[1]] if then.dim() == now.dim() == 2 else now
+    if then.shape != now.shape:
+        shapes = f"{tuple(now.shape)} and were {tuple(then.shape)}"
+        raise ConfigError(f"the outputs on a stored task's samples are {shapes}")
+    return torch.stack([then, now]).double()

@@ -1,0 +1,100 @@
+"""Stored directions of layers' inputs: what GPM, SGP and Adam-NSCL have in common."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.view import FinishedTask, View
+from forgetless.subspace import InputSubspace
+from forgetless.support.errors import ConfigError
+from forgetless.support.options import SHARE, option, real, whole
+from forgetless.tangent import InputMoments
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputProjection(Orthogonal, ABC):
+    """A method whose steps leave alone directions of each layer's inputs on earlier tasks.
+
+    A bias is a column of its layer's weight, with a one as its input. Linear layers and
+    convolutions have such inputs. Gradients are not needed, so samples may interact, as in batch
+    norm without running statistics.
+
+    Arguments:
+        samples: samples of each task whose layer inputs are used.
+        others: what becomes of the parameters that a task used in another way (norms, embeddings)
+            once it is over: "freeze" stops them, "train" leaves them without protection.
+    """
+
+    samples: int = option(
+        3000, "Samples of each task whose layer inputs are used.", accepted=whole(1)
+    )
+    others: Literal["freeze", "train"] = option(
+        "freeze",
+        "Norms, embeddings and other parameters without layer inputs, after the first task.",
+        choices=("freeze", "train"),
+        setting="without_inputs",
+    )
+
+    def init(self, view: View) -> InputSubspace:
+        """No directions yet."""
+        return InputSubspace.empty(view.layout, view.theta, view.storage)
+
+    def consolidate(self, state: InputSubspace, view: View, task: FinishedTask) -> InputSubspace:
+        """Add the directions of the task's inputs."""
+        moments = view.input_moments(task.draw(self.samples))
+        if not moments.inputs:
+            raise ConfigError(
+                f"{self.label} protects the inputs of linear and convolutional layers, and the "
+                "task used no protected weight of one"
+            )
+        new = self.extended(state, moments, view)
+        return new if self.others == "train" else new.freezing(moments.others)
+
+    @abstractmethod
+    def extended(self, state: InputSubspace, moments: InputMoments, view: View) -> InputSubspace:
+        """The state with the inputs of one more task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpannedInputs(InputProjection, ABC):
+    """A method that adds the directions that hold a share of each layer's input energy.
+
+    Of a task's inputs R (d, N) the part outside the directions so far is decomposed,
+    R − Q Qᵀ R = U Σ Vᵀ, and the fewest columns of U are added with which
+    ‖Qᵀ R‖² + Σ_j σ_j² ≥ ε ‖R‖².
+
+    Arguments:
+        threshold: ε.
+        growth: added to ε with every further task.
+    """
+
+    threshold: float = option(
+        0.95,
+        "Share of each layer's input energy that is protected.",
+        accepted=SHARE,
+        setting="gpm_threshold",
+    )
+    growth: float = option(
+        0.0,
+        "Added to --gpm-threshold with every further task.",
+        accepted=real(0),
+        setting="gpm_growth",
+    )
+
+    def extended(self, state: InputSubspace, moments: InputMoments, view: View) -> InputSubspace:
+        """With the directions that hold a share of the energy."""
+        share = min(1.0, self.threshold + self.growth * view.task)
+        return state.spanning(moments, view.theta, share, self.scales)
+
+    @abstractmethod
+    def scales(self, old: Tensor, new: Tensor, before: Tensor) -> Tensor:
+        """λ of all directions.
+
+        Arguments:
+            old: σ of the task's inputs along the directions so far, (k,).
+            new: σ along the new ones, (l,).
+            before: λ of the directions so far, (k,).
+        """
