@@ -44,7 +44,7 @@ def normed():
 def in_fit(method):
     """The importances, and the weights and statistics at the end."""
     trace = fit(blobs(), method, normed, training=Training(**vars(TRAINING) | {"dtype": "float64"}))
-    return trace.memory(0)["value"], trace.weights(seed=0, task=1)
+    return trace.state(0)["value"], trace.weights(seed=0, task=1)
 
 
 def in_guard(method):
