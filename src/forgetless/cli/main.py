@@ -167,11 +167,15 @@ def _show_warning(
 
 def _fail_in_code(error: BaseException) -> NoReturn:
     """Say which line of a user's code raised an error; one of this package has a traceback."""
-    mistake = str(error) if isinstance(error, UserCodeError) else mistake_in(error)
-    if mistake is None or os.environ.get(_DEBUG):
-        traceback.print_exception(error)
-    hint = "" if os.environ.get(_DEBUG) else f"; {_DEBUG}=1 shows the traceback"
-    _fail(f"{mistake or 'an error in forgetless itself'}{hint if mistake else ''}", _MISTAKE)
+    mistake, text = mistake_in(error), "".join(traceback.format_exception(error))
+    if isinstance(error, UserCodeError):
+        mistake, _, text = str(error).partition("\n")
+    debugs = bool(os.environ.get(_DEBUG))
+    if mistake is None or debugs:
+        print(text, file=sys.stderr)  # noqa: T201
+    if mistake is None:
+        _fail("an error in forgetless itself", _MISTAKE)
+    _fail(mistake if debugs else f"{mistake}; {_DEBUG}=1 shows the traceback", _MISTAKE)
 
 
 def _fail(sentence: str, status: int) -> NoReturn:

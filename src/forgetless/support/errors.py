@@ -45,7 +45,7 @@ class MemoryShortageError(ForgetlessError, MemoryError):
 
 
 class UserCodeError(ForgetlessError, RuntimeError):
-    """An exception in a user's own code, from another process: names file and line."""
+    """An exception in a user's own code, in another process: file and line, then a traceback."""
 
 
 class ForgetlessWarning(UserWarning):

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, final
 
+from forgetless.support.errors import first_line
+
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _STAR = "*"  # what `from module import *` binds
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -53,7 +55,7 @@ def mistake_in(error: BaseException) -> str | None:
     own = [f for f in frames if (file := Path(f.filename)).is_file() and _is_own(file.resolve())]
     if not own:
         return None
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    what = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
     return f"{own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {what}"
 
 
