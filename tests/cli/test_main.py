@@ -97,3 +97,14 @@ def test_a_name_that_is_not_utf8_is_one_sentence(words, capsys, tmp_path, monkey
     assert err == "forgetless: caf\\xe9 is not valid UTF-8; rename the file or folder\n"
     assert not list(tmp_path.iterdir())
     assert command(["report", "café"], capsys)[2].startswith("forgetless: café holds no trace")
+
+
+@pytest.mark.parametrize(("closed", "status"), [("stdout", 0), ("stderr", 2)])
+def test_a_closed_stream_is_no_failure(closed, status):
+    words = ["--version"] if closed == "stdout" else ["list", "nothing"]
+    command = [sys.executable, "-m", "forgetless", *words]
+    number = {"stdout": 1, "stderr": 2}[closed]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {number}>&-', "sh", *command], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")

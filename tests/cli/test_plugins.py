@@ -4,14 +4,12 @@ import json
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forgetless import load_trace
-from forgetless.cli import main
 from forgetless.support import plugins
 from tests.conftest import forgetless
 from tests.launch.engines.problems import assert_alike
@@ -36,6 +34,7 @@ class Shrink(Method[None]):
     threshold: float = option(0.5, "The length of a step.", accepted=real(0))
     lr: int = 3
     twice: bool = False
+    kind: str = option("all", "How it shrinks.", choices=("all", "some"))
 
     def init(self, view):
         return None
@@ -71,6 +70,35 @@ class NoDataclass(Method[None]):
 
     def init(self, view):
         return None
+
+
+class Leaves(Shrink):
+    name: ClassVar[str] = "leaves"
+
+    def update(self, g, state, view):
+        raise SystemExit(0)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.body = nn.Linear(inputs, 5)
+        self.a, self.b = nn.Linear(5, outputs // 2), nn.Linear(5, outputs - outputs // 2)
+
+    def forward(self, x):
+        h = self.body(x.flatten(1)).relu()
+        return torch.cat([self.a(h), self.b(h)], 1)
+
+
+class Few(nn.Linear):
+    def __init__(self, inputs):
+        super().__init__(inputs, 3)
+
+
+def split_tasks(tasks=2):
+    y = torch.arange(24) % 2
+    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
+    return TensorScenario([((x, y), (x, y))] * tasks, setting="task")
 
 
 def make_tasks(tasks=3, train_per_class=8):
@@ -209,6 +237,7 @@ def test_list_shows_the_options_of_a_method(capsys):
     assert status == 0
     assert "--set threshold=…" in out
     assert "The length of a step. [default: 0.5]" in out
+    assert "How it shrinks. all or some. [default: all]" in out
     assert "--set memory=…" in forgetless(["list", "pca-ogd"], capsys)[1]
 
 
@@ -235,6 +264,11 @@ def test_list_shows_the_options_of_a_method(capsys):
         (["--method", "my_file.py:Shrink", "--set", "threshold=-1"], "--set threshold must be a"),
         (["--method", "my_file.py:Shrink", "--set", "twice=9"], "twice must be true or false"),
         (["--method", "my_file.py:Shrink", "--memory", "5"], "shrink does not use --memory"),
+        (
+            ["--method", "my_file.py:Shrink", "--set", "threshold=1", "--set", "threshold=2"],
+            "--set must be given once for each option, and threshold has a value, not 'thres",
+        ),
+        (["--method", "leaves.py:Leaves"], "leaves.py cannot be executed: SystemExit: 3"),
         (["--method", "sgd", "--set", "a=1"], "unknown option of sgd 'a'; there are none"),
         (["--method", "sgd", "--set", "a"], "--set must be NAME=VALUE"),
         (["--method", "sgd", "--model", "my_file.py:Unlike"], "must be a torch.nn.Module or a"),
@@ -242,6 +276,7 @@ def test_list_shows_the_options_of_a_method(capsys):
     ],
 )
 def test_mistakes_are_one_sentence(words, sentence, folder, capsys):
+    (folder / "leaves.py").write_text("raise SystemExit(3)")
     before = sorted(folder.rglob("*"))
     status, out, err = forgetless(["run", "rotated-digits", *QUICK, *words], capsys)
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -278,13 +313,51 @@ def test_no_file_is_executed_because_a_trace_names_it(folder, capsys):
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_mistake_in_the_file_is_shown_with_its_line_and_not_retried(jobs, capsys):
-    compare = ["compare", *FILES, "--methods", "my_file.py:Mistaken", "--seeds", "2"]
-    with pytest.raises((AttributeError, RuntimeError)) as mistake:
-        main([*compare, "--jobs", jobs, "--out", "a"])
-    text = "".join(traceback.format_exception(mistake.value))
-    assert "return state.nothing_of_the_kind" in text
-    assert "attempt 2" not in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["Mistaken", "Leaves"])
+def test_a_mistake_in_the_file_is_shown_with_its_line_and_not_retried(
+    jobs, name, folder, capsys, monkeypatch
+):
+    compare = ["compare", *FILES, "--methods", f"my_file.py:{name}", "--seeds", "2"]
+    line = {"Mistaken": "return state.nothing_of_the_kind", "Leaves": "raise SystemExit(0)"}[name]
+    what = {"Mistaken": "AttributeError: 'NoneType' object", "Leaves": "SystemExit: 0"}[name]
+    where = {"Mistaken": "consolidate", "Leaves": "update"}[name]
+    number = 1 + [text.strip() for text in SOURCE.splitlines()].index(line)
+    status, _, err = forgetless([*compare, "--jobs", jobs, "--out", "a"], capsys)
+    sentence = f"forgetless: {folder}/my_file.py, line {number}, in {where}: {what}"
+    assert (status, sentence in err) == (3, True)
+    assert "attempt 2" not in err
+    assert line not in err
+    monkeypatch.setenv("FORGETLESS_DEBUG", "1")
+    status, _, err = forgetless([*compare, "--jobs", jobs, "--out", "b"], capsys)
+    assert (status, sentence in err, line in err) == (3, True, True)
+
+
+def test_an_error_of_the_package_itself_has_a_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("forgetless.cli.catalogue._show_group", None)
+    status, _, err = forgetless(["list"], capsys)
+    assert (status, "Traceback" in err) == (3, True)
+    assert err.endswith("forgetless: an error in forgetless itself\n")
+
+
+def test_several_heads_are_named_on_the_command_line(folder, capsys):
+    run = ["run", "my_file.py:split_tasks", "--method", "ogd", *QUICK, "--out", "a"]
+    status, _, err = forgetless([*run, "--model", "my_file.py:TwoHeads"], capsys)
+    assert (status, "--heads head." in err) == (2, True)
+    run += ["--model", "my_file.py:TwoHeads", "--heads", "a., b."]
+    status, _, err = forgetless(run, capsys)
+    assert status == 0, err
+    trace = load_trace(folder / "a")
+    assert trace.config["heads"] == "a.,b."
+    first, last = (trace.weights(0, t) for t in (0, 1))
+    # The second task leaves the first one's head alone, and trains its own.
+    assert np.array_equal(first["a.weight"], last["a.weight"])
+    assert not np.array_equal(first["b.weight"], last["b.weight"])
+    assert forgetless([*run, "--resume"], capsys)[0] == 0
+    assert "holds another run" in forgetless([*run[:-1], "a.,b", "--resume"], capsys)[2]
+    wrong = [*run[:-1], "c.", "--overwrite"]
+    assert "heads must be the beginning of a parameter's name" in forgetless(wrong, capsys)[2]
+    few = ["run", "my_file.py:split_tasks", "--method", "ogd", "--model", "my_file.py:Few"]
+    assert "the model must give 4 outputs per sample" in forgetless(few, capsys)[2]
 
 
 @pytest.mark.filterwarnings("ignore:.*resumes from the checkpoint before it")

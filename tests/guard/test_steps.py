@@ -1,5 +1,7 @@
 """With every optimizer and in every precision, steps have no protected component."""
 
+import warnings
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -18,7 +20,12 @@ from forgetless import (
     ConfigError,
     Guard,
     Joint,
+    Method,
+    Training,
+    TrainingError,
+    fit,
 )
+from tests.conftest import blobs
 
 from ..tangent.reference import by_loop
 from .problems import (
@@ -520,3 +527,68 @@ def test_lists_of_optimizers_that_cannot_be():
     needs_batch = type("Batch", (EWC,), {"needs_batch": True})()
     with pytest.raises(ConfigError, match="batch of every step, and several optimizers"):
         Guard(model, [one, other], needs_batch)
+
+
+@dataclass(frozen=True)
+class Spoils(Method):
+    """NaN, or one infinite number, from some step on."""
+
+    name = "spoils"
+    acts_on: str = "update"
+    value: float = float("nan")
+    first: int = 2
+
+    def init(self, view):
+        return 0
+
+    def update(self, g, state, view):
+        spoilt = torch.where(torch.arange(g.shape[1]) == 3, self.value, g)
+        return (spoilt if state + 1 >= self.first else g), state + 1
+
+    def consolidate(self, state, view, task):
+        return state
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("acts_on", ["gradient", "update"])
+def test_a_method_that_makes_a_finite_step_infinite_is_stopped(acts_on, value):
+    model = mlp()
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    with Guard(model, optimizer, Spoils(acts_on, value)):
+        train(model, optimizer, task(0), steps=1)
+        with pytest.raises(TrainingError, match=f"spoils makes a finite {acts_on} NaN .* step 2"):
+            train(model, optimizer, task(0), steps=1)
+    assert flat(model).isfinite().all()
+    with pytest.raises(TrainingError):
+        fit(blobs(), Spoils(acts_on, value), training=Training(epochs=1, lr=0.01))
+
+
+@pytest.mark.parametrize("acts_on", ["gradient", "update"])
+def test_an_infinite_gradient_is_said_once_and_one_left_out_is_not(acts_on):
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    x, y = task(0)
+    before = flat(model)
+    with Guard(model, optimizer, Spoils(acts_on, first=99)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scaler.scale(cross_entropy(model(x), y) * float("inf")).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert torch.equal(flat(model), before)
+        optimizer.zero_grad()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                (cross_entropy(model(x), y) * float("inf")).backward()
+                optimizer.step()
+        (only,) = told
+        assert "is NaN or infinite in step" in str(only.message)
+
+
+def test_a_large_finite_step_is_finite():
+    from forgetless.guard.steps import _is_finite
+
+    assert _is_finite(torch.full((1, 4), 3e38))
+    assert not _is_finite(torch.tensor([[float("inf"), float("-inf"), 1.0]]))

@@ -93,13 +93,34 @@ def test_what_is_given_must_be_what_was_used(own):
     with pytest.raises(ConfigError, match="learned 2 tasks, and tasks has 1"):
         rebuild(own, tasks=blobs(1), model=network)
     tanh = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    with pytest.warns(ForgetlessWarning, match="another model than the one given"):
+    with pytest.raises(ConfigError, match=r"is not the one that .* its accuracy on task"):
         rebuild(own, tasks=blobs(), model=tanh)
-    with (
-        pytest.warns(ForgetlessWarning, match="another model"),
-        pytest.raises(ConfigError, match="the weights do not fit the model of the run"),
-    ):
-        rebuild(own, tasks=blobs(), model=nn.Linear(6, 3)).network(own.weights(0, 0))
+    with pytest.raises(ConfigError, match="the weights do not fit the model of the run"):
+        rebuild(own, tasks=blobs(), model=nn.Linear(6, 3))
+
+
+def test_a_model_with_other_code_may_do_the_same(own):
+    class Same(nn.Sequential):
+        """Another class, the same function."""
+
+    with pytest.warns(ForgetlessWarning, match="but with the run's weights it has the run's"):
+        made = rebuild(own, tasks=blobs(), model=Same(*network()))
+    assert isinstance(made.network(own.weights(0, 1)), Same)
+
+
+def test_a_wrong_model_leaves_no_analysis_and_no_forecast(own, capsys, tmp_path):
+    text = SCRIPT.replace("ReLU()", "Softsign()")
+    (tmp_path / "wrong.py").write_text(text)
+    given = ["--from", f"{tmp_path}/wrong.py:make"]
+    status, out, err = command(["forecast", own.path, "--components", "2", *given], capsys)
+    assert (status, out) == (2, "")
+    assert "is not the one that" in err
+    page = ["report", own.path, "--analyse", "--out", tmp_path / "report.html"]
+    stored = {file: file.read_bytes() for file in own.path.rglob("*") if file.is_file()}
+    status, out, _ = command([*page, *given], capsys)
+    assert status == 0
+    assert "could not be analysed: the model given is not the one that" in " ".join(out.split())
+    assert stored == {file: file.read_bytes() for file in own.path.rglob("*") if file.is_file()}
 
 
 def test_the_command_takes_them_from_a_script(own, script, capsys, tmp_path):

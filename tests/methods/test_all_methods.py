@@ -245,7 +245,7 @@ def test_settings_that_a_method_does_not_use(name, used):
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())
-    of_all = {"classes_per_task", "validation_seed", "seeds", "device", "protocol"}
+    of_all = {"classes_per_task", "validation_seed", "seeds", "device", "protocol", "heads"}
     of_all |= {"decay", "decay_after", "least_lr", "held_out"}  # of schedules and early stopping
     assert set(setting_fields()) - noted - of_all == of_methods - used | unprotected
 

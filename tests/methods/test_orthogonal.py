@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from forgetless import Guard, Training, fit
+from forgetless import ConfigError, Guard, Training, fit
 from forgetless.methods import option
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.subspace import Record
@@ -90,6 +90,36 @@ def test_directions_of_ones_own_fit_the_budget_of_a_run():
     with pytest.warns(UserWarning, match="task 3: .*12 of 15 directions kept"):
         trace = run(training={"budget": "150B"})
     assert [len(trace.state(seed)["indices"]) for seed in (0, 1)] == [12, 12]
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "factored", "cpu"])
+def test_a_storage_that_directions_of_ones_own_do_not_have_is_rejected(storage):
+    message = "storage must be that of Axes, which has one way to store its directions, dense"
+    with pytest.raises(ConfigError, match=message):
+        run(training={"storage": storage})
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, Freeze(), storage=storage)
+    with pytest.raises(ConfigError, match=message):
+        guard.end_task(task(0))
+
+
+def test_what_a_task_added_is_noted_from_lists_and_tensors(recwarn):
+    empty = Record.empty(2)
+    kinds = [lambda x: x, torch.tensor, lambda x: [torch.tensor(v) for v in x]]
+    ranks, shares = [3, 2], [0.5, 1.0]
+    for kind in kinds:
+        record = empty.with_task(kind(ranks), kind(shares)).with_task(kind(ranks), kind(shares))
+        assert record.ranks.tolist() == [[3, 3], [2, 2]]
+        assert record.shares.tolist() == [[0.5, 0.5], [1.0, 1.0]]
+        assert (record.ranks.dtype, record.shares.dtype) == (torch.long, torch.float64)
+    counted = empty.with_task(torch.tensor([3.0, 2.0]), shares)  # such as a sum over a mask
+    assert counted.ranks.dtype == torch.long
+    assert not recwarn.list
+    with pytest.raises(
+        ConfigError, match=r"ranks must be 2 numbers, one for each seed, not \(1,\)"
+    ):
+        empty.with_task([3], shares)
 
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.AdamW], ids=["sgd", "adamw"])

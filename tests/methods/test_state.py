@@ -12,6 +12,7 @@ from forgetless import SGD, ConfigError, Guard, Method, Training, fit
 from forgetless.methods import Samples
 from forgetless.methods.state import (
     STRUCTURE,
+    check_state,
     grown_state,
     restored_state,
     state_bytes,
@@ -232,6 +233,46 @@ def test_a_method_must_say_what_it_acts_on():
 
     with pytest.raises(ConfigError, match="Silent must say what it acts on: acts_on = 'gradient'"):
         Silent()
+
+
+@pytest.mark.parametrize("acts_on", ["gradients", "", None, 1])
+def test_what_a_method_acts_on_is_one_of_two(acts_on):
+    wanted = f"must be 'gradient' or 'update', not {acts_on!r}"
+    declared = type("Declared", (Keeps,), {"acts_on": acts_on})
+    computed = type("Computed", (Keeps,), {"acts_on": property(lambda self: acts_on)})
+    for kind in (declared, computed, lambda: Hoards(acts_on)):
+        with pytest.raises(ConfigError, match=wanted):
+            kind()
+
+
+def test_a_state_that_holds_itself_is_rejected():
+    shared = [1.0]
+    check_state(Keeps(), {"a": shared, "b": shared}, SEEDS)  # twice, not in itself
+    shared.append({"again": shared})
+    with pytest.raises(ConfigError, match=r"a state cannot hold itself, as it does at a\.1\.again"):
+        check_state(Keeps(), {"a": shared}, SEEDS)
+
+
+@pytest.mark.parametrize("acts_on", ["gradient", "update"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_with_a_graph_is_the_step_without(acts_on, optimizer):
+    def ends(scale):
+        method = type("Scaled", (Keeps,), {"acts_on": acts_on})(
+            initial=0.0, changed=lambda g, state: (g * scale, state)
+        )
+        training = Training(lr=0.1, epochs=1, batch_size=8, optimizer=optimizer)
+        found = fit(blobs(), method, seeds=1, training=training).weights(seed=0, task=1)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 3)
+        steps = torch.optim.AdamW(model.parameters(), lr=0.1)
+        with Guard(model, steps, method):
+            model(torch.ones(4, 6)).square().sum().backward()
+            steps.step()
+        return [*found.values(), *model.state_dict().values()]
+
+    plain, graph = ends(torch.tensor(0.5)), ends(torch.tensor(0.5, requires_grad=True))
+    assert not any(weights.requires_grad for weights in graph)
+    assert all(map(torch.equal, plain, graph))
 
 
 def test_a_method_that_says_that_it_is_recordable_must_keep_its_state():

@@ -10,7 +10,7 @@ from torch import nn
 from forgetless import PCAOGD, SGD, TraceError, Training, fit
 from forgetless.report.comparison import compare, find_traces
 from forgetless.trace import Trace
-from tests.conftest import blobs
+from tests.conftest import blobs, forgetless
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,24 @@ def test_a_run_that_cannot_be_read_is_left_out_and_named(tmp_path):
     assert str(tmp_path / "bad" / "trace.json") in sentence
     with pytest.raises(TraceError, match="is not a trace"):
         find_traces([tmp_path / "bad"])
+
+
+def test_a_trace_file_that_is_a_folder_is_named(tmp_path):
+    (tmp_path / "odd" / "trace.json").mkdir(parents=True)
+    with pytest.raises(TraceError, match=r"odd/trace\.json is not a file"):
+        find_traces([tmp_path])
+    trace().save(tmp_path / "good")
+    found, broken = find_traces([tmp_path, tmp_path / "odd"])
+    assert [t.method for t in found] == ["sgd"]
+    assert broken == [f"{tmp_path}/odd/trace.json is not a file"]
+
+
+def test_a_trace_file_stands_for_its_folder(tmp_path, capsys):
+    trace().save(tmp_path / "good")
+    (found,), broken = find_traces([tmp_path / "good" / "trace.json"])
+    assert (found.path, broken) == (tmp_path / "good", [])
+    assert forgetless(["report", tmp_path / "good" / "trace.json"], capsys)[0] == 0
+    assert (tmp_path / "good" / "report.html").is_file()
 
 
 def test_traces_are_found_below_a_folder_in_the_order_of_the_methods(tmp_path):

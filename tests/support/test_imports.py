@@ -1,6 +1,8 @@
 """Objects by the file or module that defines them, and back."""
 
+import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +96,11 @@ def test_code_is_without_comments_and_empty_for_this_package():
     assert code_of(again)
     double, triple = (lambda x: 2 * x), (lambda x: 3 * x)
     assert code_of(double) != code_of(triple)
+
+
+def test_a_folder_may_have_any_name(tmp_path, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"n\xffd")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("mine.py").write_text("def make(): return 3")
+    assert load_object("mine.py:make", "--from")() == 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless import OGD, ConfigError, TensorScenario, Training, fit
+from forgetless import OGD, SGD, ConfigError, TensorScenario, Training, fit
 from forgetless.training.build import head_of
 from forgetless.training.models import LeNet
 
@@ -14,9 +14,9 @@ TRAINING = Training(lr=0.1, epochs=1, batch_size=8)
 class HeadFirst(nn.Module):
     """Registers the layer with the outputs before the one that runs first."""
 
-    def __init__(self, scale: bool = False) -> None:
+    def __init__(self, scale: bool = False, outputs: int = 4) -> None:
         super().__init__()
-        self.classifier = nn.Linear(5, 4)
+        self.classifier = nn.Linear(5, outputs)
         self.body = nn.Linear(6, 5)
         if scale:
             self.scale = nn.Linear(1, 1)
@@ -64,3 +64,12 @@ def test_a_head_that_cannot_be_told_is_named():
     with pytest.raises(ConfigError, match=message):
         fit(split_tasks(), OGD(samples=20), network, training=TRAINING)
     fit(split_tasks(), OGD(samples=20), network, heads=["classifier."], training=TRAINING)
+
+
+def test_too_few_outputs_are_counted():
+    def network():
+        return HeadFirst(outputs=3)
+
+    for method in (OGD(samples=20), SGD()):
+        with pytest.raises(ConfigError, match=r"must give 4 outputs per sample .*, not \(3,\)"):
+            fit(split_tasks(), method, network, training=TRAINING)

@@ -63,7 +63,8 @@ def _show_options(name: str) -> None:
     say(f"{kind.name}: {_summary(kind)}")
     for setting, field in method_options(name).items():
         default = "required" if field.default is MISSING else f"default: {field.default}"
-        text = field.metadata.get("help", "")
+        choices = " or ".join(field.metadata.get("choices", ()))
+        text = " ".join(filter(None, (field.metadata.get("help", ""), choices and f"{choices}.")))
         say(f"  --set {setting}=…".ljust(32) + f"{text} [{default}]".lstrip())
 
 

@@ -3,16 +3,25 @@
 import os
 import signal
 import sys
+import traceback
 import warnings
 from importlib import import_module
-from typing import Annotated, Any, final
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, final
 
 import typer
 from typer.core import TyperGroup
 
 from forgetless.support import signals
-from forgetless.support.errors import ConfigError, ForgetlessError, ForgetlessWarning, TrainingError
+from forgetless.support.errors import (
+    ConfigError,
+    ForgetlessError,
+    ForgetlessWarning,
+    TrainingError,
+    UserCodeError,
+)
 from forgetless.support.provenance import __version__
+from forgetless.support.source import mistake_in
 
 # Name → module, attribute (a function or a Typer application) and its line in the help.
 _COMMANDS = {
@@ -24,6 +33,8 @@ _COMMANDS = {
     "data": ("catalogue", "data_app", "Show which datasets are on disk, or fetch one."),
     "paper": ("paper", "paper_app", "Rebuild the paper's tables, figures and verdicts."),
 }
+_MISTAKE = 3  # in a user's code, or here
+_DEBUG = "FORGETLESS_DEBUG"
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 _STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
@@ -87,6 +98,9 @@ def _root(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     command = typer.main.get_command(app)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     for output in (sys.stdout, sys.stderr):  # a terminal without ° shows ? instead
         if hasattr(output, "reconfigure"):
             output.reconfigure(errors="replace")
@@ -107,6 +121,8 @@ def main(arguments: list[str] | None = None) -> None:
             # rich and typer turn a closed pipe into status 1, which means diverged training here.
             if isinstance(ended.__context__, BrokenPipeError):
                 _leave_closed_pipe()
+            if mistake_in(ended) is not None:
+                _fail_in_code(ended)
             raise
         except (KeyboardInterrupt, typer.Abort):
             number = signals.pending() or signal.SIGINT
@@ -114,11 +130,15 @@ def main(arguments: list[str] | None = None) -> None:
             _fail(f"{stopped}; the same command resumes from what was saved", 128 + number)
         except TrainingError as error:
             _fail(str(error), 1)
+        except UserCodeError as error:
+            _fail_in_code(error)
         except (ForgetlessError, OSError) as error:
             _fail(str(error), 2)
         except _UsageError as error:
             message = error.format_message()  # type: ignore[attr-defined]
             _fail(f"{message.rstrip('.')}; --help shows what is accepted", 2)
+        except Exception as error:
+            _fail_in_code(error)
 
 
 def _require_utf8(arguments: list[str]) -> None:
@@ -130,7 +150,7 @@ def _require_utf8(arguments: list[str]) -> None:
             raise ConfigError(f"{shown} is not valid UTF-8; rename the file or folder")
 
 
-def _leave_closed_pipe() -> None:
+def _leave_closed_pipe() -> NoReturn:
     """Exit quietly: whoever read the output, such as `head`, has seen enough."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (sys.stdout, sys.stderr):
@@ -145,6 +165,19 @@ def _show_warning(
     print(f"forgetless: {message}", file=sys.stderr)  # noqa: T201
 
 
-def _fail(sentence: str, status: int) -> None:
+def _fail_in_code(error: BaseException) -> NoReturn:
+    """Say which line of a user's code raised an error; one of this package has a traceback."""
+    mistake, text = mistake_in(error), "".join(traceback.format_exception(error))
+    if isinstance(error, UserCodeError):
+        mistake, _, text = str(error).partition("\n")
+    debugs = bool(os.environ.get(_DEBUG))
+    if mistake is None or debugs:
+        print(text, file=sys.stderr)  # noqa: T201
+    if mistake is None:
+        _fail("an error in forgetless itself", _MISTAKE)
+    _fail(mistake if debugs else f"{mistake}; {_DEBUG}=1 shows the traceback", _MISTAKE)
+
+
+def _fail(sentence: str, status: int) -> NoReturn:
     print(f"forgetless: {sentence}", file=sys.stderr)  # noqa: T201
     sys.exit(status)

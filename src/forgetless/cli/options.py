@@ -233,6 +233,8 @@ def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dic
             known = dict.fromkeys(option for method in methods for option in method_options(method))
             raise ConfigError(unknown(f"option of {whose}", name, known))
         for method in takers:
+            once = name not in found[method]
+            require(once, "--set", text, f"given once for each option, and {name} has a value")
             found[method][name] = _parsed(method, name, value.strip())
     return found
 

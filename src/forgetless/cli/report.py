@@ -13,7 +13,7 @@ from forgetless.cli.options import DataFolder, Script
 from forgetless.cli.progress import say
 from forgetless.launch.rebuild import FromScript, load_from_script
 from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
-from forgetless.report.comparison import Entry, compare, find_traces
+from forgetless.report.comparison import Entry, compare, find_traces, run_folder
 from forgetless.report.page import headline, write_page
 from forgetless.support.errors import ForgetlessError, TraceError
 from forgetless.trace import Trace
@@ -47,7 +47,7 @@ def report_command(
     words = ["forgetless", "report", *map(str, folders)] + (["--analyse"] if analyse else [])
     if script:  # analysed too: there is no other use for it
         words += ["--from", script]
-    page = out if out is not None else folders[0] / PAGE
+    page = out if out is not None else run_folder(folders[0]) / PAGE
     if page.is_dir():
         raise TraceError(f"--out {page} must be a file, and is a folder")
     given = load_from_script(script) if script else (None, None)

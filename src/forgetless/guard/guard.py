@@ -32,11 +32,18 @@ from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.methods import Method
-from forgetless.methods.state import check_state, consolidated, grown_state, state_tensors
+from forgetless.methods.state import (
+    check_state,
+    check_storage,
+    consolidated,
+    grown_state,
+    state_tensors,
+)
 from forgetless.subspace import STORAGES, Storage
 from forgetless.support.errors import ConfigError, require, warn_caller
 from forgetless.support.options import is_whole, parse_bytes, whole
 from forgetless.support.streams import stream
+from forgetless.tangent.evaluation import eval_mode
 
 
 @final
@@ -427,6 +434,7 @@ class Guard:
         """The state before the first step."""
         with torch.no_grad(), full_precision(self._parameters.device):
             state = self.method.init(self._view(self._model, storage, 0))
+        check_storage(self.method, state, storage)
         by_columns = self.method.separable or not self.method.keeps_directions or state.over_ranks
         if self._column_ranks is not None and not by_columns:
             raise ConfigError(
@@ -509,7 +517,8 @@ class Guard:
             now = self._with_chosen_storage(now, data)
         task = GuardedTask(self._model, data)
         view = self._view(task.model, now.storage, now.tasks)
-        state = consolidated(self.method, now.state, view, task, 1)
+        with eval_mode(task.model.module):
+            state = consolidated(self.method, now.state, view, task, 1)
         if self.method.needs_model:
             task.check()
         of_loss = not self.method.keeps_directions

@@ -21,7 +21,7 @@ from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, TrainingError, warn_caller
 
 Projected = Literal["update", "gradient"]
 
@@ -87,7 +87,7 @@ class Steps:
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
         self._has_before = False  # whether the parameters were read before the present step
-        self._warned = False
+        self._warned = self._warned_of_infinite = False
         self.set_state(None, DENSE, 0, 0)
 
     def set_state(self, state: Any, storage: Storage, task: int, steps: int) -> None:
@@ -327,6 +327,7 @@ class Steps:
                 state = self._restrict(state, movable, columns)
         with torch.no_grad(), full_precision(g.device):
             changed, after = take_step(self.method, g, state, self.view(theta, mask))
+        self._check_finite(g, changed)
         if after is not state:
             if state is not self.state:
                 raise ConfigError(
@@ -335,6 +336,25 @@ class Steps:
                 )
             self.state = after
         return changed if mask is None else changed * mask
+
+    def _check_finite(self, g: Tensor, changed: Tensor) -> None:
+        """Raise if the method makes a step NaN or infinite, and warn once if the optimizer does.
+
+        A GPU is asked only now and then, since it waits, and a sharded model not at all. What a
+        loss scaler leaves out may be infinite.
+        """
+        skips = any(getattr(o, "found_inf", None) is not None for o in self._stepping)
+        waits = g.device.type != "cpu" and (self.steps % _CHECK_EVERY > 0 or self._is_recordable())
+        if skips or waits or self._ranks is not None or _is_finite(changed):
+            return
+        where = f"NaN or infinite in step {self.steps + 1}"
+        if _is_finite(g):
+            raise TrainingError(f"{self.method.name} makes a finite {self.project} {where}")
+        if not self._warned_of_infinite:
+            self._warned_of_infinite = True
+            what = "loss's gradient" if self.project == "gradient" else "optimizer's update"
+            remedy = "a smaller learning rate, or a GradScaler in half precision, may help"
+            warn_caller(f"the {what} is {where}; {remedy}")
 
     def _restrict(self, state: Subspace, movable: tuple[int, ...], columns: list[slice]) -> Any:
         """The subspace restricted to the movable parameters, cached for every choice of them."""
@@ -362,6 +382,11 @@ class Steps:
                 "fewer parameters (params)",
                 stacklevel=5,
             )
+
+
+def _is_finite(vector: Tensor) -> bool:
+    # A sum needs no memory; one that overflows may be of finite numbers.
+    return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
 
 
 def _guards_of(optimizer: Optimizer) -> Iterator[Steps]:

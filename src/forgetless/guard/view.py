@@ -17,6 +17,7 @@ from forgetless.methods.view import FeatureOutputs, LossFunction, MomentOutputs,
 from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError, DataError, NoSamplesError
 from forgetless.support.layout import Layout
+from forgetless.support.options import whole
 from forgetless.support.streams import random_subset
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
@@ -216,17 +217,19 @@ class GuardedTask:
 
     def draw(self, count: int) -> StoredSamples:
         """A random choice of its training samples."""
+        whole(1).check("draw's count", count)
         self._drawn = self._used = self.data.draw(count)
         return self._drawn
 
     def batches(self, size: int) -> Iterator[StoredSamples]:
         """All of its training samples, `size` of one shape at a time where there are as many."""
+        whole(1).check("batches' size", size)
         waiting: list[Part] = []
         for part in self.data.all_parts():
             alike = StoredSamples.stacked([*waiting, part]).parts
             waiting = []
             for some in alike:
-                *full, rest = torch.arange(len(some)).split(size)
+                *full, rest = torch.arange(len(some)).split(int(size))
                 yield from (StoredSamples((some.select(index),)) for index in full)
                 waiting.append(some.select(rest))
         yield from (StoredSamples((part,)) for part in waiting)

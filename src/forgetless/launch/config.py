@@ -44,7 +44,17 @@ class Config(Training, ModelOptions, ScenarioOptions):
         "The methods as the paper's text has them, or as its released code has them.",
         choices=PROTOCOLS,
     )
+    heads: str = option(
+        "",
+        "Where tasks have outputs of their own: how the names of the parameters of the layers that "
+        "make these begin, comma-separated, if it is not the last layer alone.",
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def head_list(self) -> tuple[str, ...] | None:
+        """The prefixes in `heads`; None if there are none, for the last layer."""
+        parts = tuple(part.strip() for part in self.heads.split(",") if part.strip())
+        return parts or None
 
     def seed_list(self) -> tuple[int, ...]:
         """The seeds as numbers."""
@@ -75,7 +85,9 @@ class Config(Training, ModelOptions, ScenarioOptions):
     def as_dict(self) -> dict[str, Any]:
         """The settings that the run uses, flat, as its trace has them."""
         tasks = {"scenario": self.scenario, **scenario_settings(self.scenario, self)}
-        return flat_config(tasks, model_settings(self), self.build_method(), self)
+        found = flat_config(tasks, model_settings(self), self.build_method(), self)
+        heads = self.head_list()
+        return found if heads is None else found | {"heads": ",".join(heads)}
 
     @property
     def method_name(self) -> str:

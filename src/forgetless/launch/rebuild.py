@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +17,15 @@ from forgetless.support.layout import is_under
 from forgetless.support.options import select_options
 from forgetless.support.plugins import PluginKind, installed
 from forgetless.trace import Trace
+from forgetless.trace.metrics import tasks_learned
 from forgetless.training.build import ModelSource, head_of, make_model
 from forgetless.training.description import layers_fingerprint, task_fingerprint
 from forgetless.training.models import MODELS, ModelFactory, ModelOptions
 from forgetless.training.settings import Training
 
 FromScript = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script
+_CHUNK = 1000  # test samples evaluated at once
+_ROUNDING = 0.5  # points by which another device may measure another accuracy
 _SCRIPT = "a function of the script, --from SCRIPT.py:FUNCTION, that returns"
 
 
@@ -81,7 +85,8 @@ def rebuild(
     Arguments:
         trace: the run's.
         tasks, model: as `fit` took them, for runs with tasks or a model of a script's own; they
-            are checked against the run's fingerprints.
+            are checked against the run's fingerprints. A model with other layers or code must
+            reproduce the run's accuracies.
         data: folder to look for datasets in first.
         n_tasks: how many tasks are needed, if a benchmark is to have more than the run learned.
         download: fetch a benchmark's dataset if it is not on disk.
@@ -96,19 +101,16 @@ def rebuild(
         tasks = build_scenario(str(config["scenario"]), chosen, data, download=download)
     else:
         _check_tasks(where, trace, tasks)
+    given = model is not None
     if model is None:
         model = ModelFactory(
             select_options(ModelOptions, config), tasks.input_shape, tasks.n_outputs
         )
-    elif layers_fingerprint(make_model(model, seed=0)) != trace.fingerprint.get("model"):
-        warnings.warn(
-            f"{where} was trained with another model than the one given: its layers or their "
-            "code differ",
-            ForgetlessWarning,
-            stacklevel=2,
-        )
     heads = tuple(part for part in str(config.get("heads", "")).split(",") if part)
-    return Rebuilt(tasks, model, select_options(Training, config), heads)
+    made = Rebuilt(tasks, model, select_options(Training, config), heads)
+    if given and layers_fingerprint(make_model(model, seed=0)) != trace.fingerprint.get("model"):
+        _check_model(where, trace, made)
+    return made
 
 
 def load_from_script(text: str) -> FromScript:
@@ -174,3 +176,39 @@ def _check_tasks(where: str, trace: Trace, tasks: Scenario) -> None:
     for t, expected in enumerate(known):
         if task_fingerprint(tasks.task(t, trace.seeds[:1])) != expected:
             raise ConfigError(f"tasks are not those of {where}: the data of task {t + 1} differ")
+
+
+def _check_model(where: str, trace: Trace, made: Rebuilt) -> None:
+    """Reject a model that with the run's weights has other accuracies than the run."""
+    differ = f"the model given is not the one that {where} was trained with: its layers or code"
+    row = int(np.argmax(trace.finished))
+    learned, seed = tasks_learned(trace.accuracy[row]), trace.seeds[row]
+    if learned == 0:
+        if trace.fingerprint:
+            raise ConfigError(f"{differ} differ")
+        return  # weights of a file: nothing is known of their model
+    tests = [samples_of(made.tasks.task(s, [seed]).test) for s in range(learned)]
+    for t in range(learned):
+        module = made.network(trace.weights(seed, t)).eval()
+        for s in range(t + 1):
+            found = _accuracy(module, *tests[s], made.tasks.competing(s, t))
+            recorded = float(trace.accuracy[row, t, s])
+            if not abs(found - recorded) < _ROUNDING:
+                raise ConfigError(
+                    f"{differ} differ, and with the weights after task {t + 1} its accuracy on "
+                    f"task {s + 1} is {found:.1f} %, not {recorded:.1f} %"
+                )
+    warnings.warn(
+        f"{differ} differ, but with the run's weights it has the run's accuracies",
+        ForgetlessWarning,
+        stacklevel=3,
+    )
+
+
+def _accuracy(module: nn.Module, inputs: Tensor, labels: Tensor, classes: range) -> float:
+    """The share of samples that are classified correctly among the classes, in percent."""
+    like = next(module.parameters())
+    with torch.no_grad():
+        outputs = torch.cat([module(some.to(like)) for some in inputs.split(_CHUNK)])
+    right = outputs[:, classes.start : classes.stop].argmax(1) + classes.start == labels
+    return 100 * float(right.double().mean())

@@ -53,6 +53,7 @@ def run(
         seeds=config.seed_list() if seeds is None else seeds,
         training=config,
         device=config.device,
+        heads=config.head_list(),
         out=out,
         overwrite=overwrite,
         keep=keep,
@@ -65,11 +66,12 @@ def run(
 def check_names(configs: Sequence[Config], data: Path | None) -> None:
     """Reject names of parameters that the model does not have, before any run begins."""
     for config in configs:
-        if config.freeze or config.unprotected:
+        if config.freeze or config.unprotected or config.heads:
             tasks = build_scenario(config.scenario, config, data)
             model = ModelFactory(config, tasks.input_shape, tasks.n_outputs)
             method, first = config.build_method(), config.seed_list()[:1]
-            make_learner(tasks, method, model, first, config, None, torch.device("cpu"))
+            device = torch.device("cpu")
+            make_learner(tasks, method, model, first, config, config.head_list(), device)
 
 
 def status_of(folder: Path, config: Config, keep: Keep | None = None) -> RunStatus:

@@ -7,13 +7,13 @@ optimizer or the loop. Every vector has a leading dimension of S independent see
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 from torch import Tensor
 
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace.footprint import Demand
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import check_options
 
 ActsOn = Literal["gradient", "update"]
@@ -71,11 +71,19 @@ class Method(ABC, Generic[State]):
                 f"{cls.__name__} must say what it acts on: acts_on = 'gradient' if it changes the "
                 "loss gradient, acts_on = 'update' if it projects the optimizer's update"
             )
+        if not hasattr(cls.acts_on, "__get__"):  # a property is checked once the fields are set
+            cls._check_acts_on(cls.acts_on)
         return super().__new__(cls)
+
+    @classmethod
+    def _check_acts_on(cls, acts_on: object) -> None:
+        accepted = " or ".join(map(repr, get_args(ActsOn)))
+        require(acts_on in get_args(ActsOn), f"{cls.__name__}.acts_on", acts_on, accepted)
 
     def __post_init__(self) -> None:
         title = self.label or self.name
         check_options(type(self), vars(self), lambda field: f"{title}'s {field}")
+        self._check_acts_on(self.acts_on)
 
     def demand(self, available: int | None = None) -> Demand | None:
         """The directions stored for each task; None for methods that keep no directions.
@@ -109,7 +117,7 @@ class Method(ABC, Generic[State]):
 
     @abstractmethod
     def consolidate(self, state: State, view: View, task: FinishedTask) -> State:
-        """The state once a task is learned."""
+        """The state once a task is learned; the model is in evaluation mode."""
 
     @property
     def steadied_by(self) -> str:

@@ -22,7 +22,7 @@ from forgetless.subspace import (
     KroneckerSubspace,
     Storage,
 )
-from forgetless.support.errors import ConfigError
+from forgetless.support.errors import ConfigError, require
 from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.support.layout import Growth
 
@@ -97,6 +97,7 @@ def take_step(method: Method[Any], g: Tensor, state: Any, view: View) -> tuple[T
             f"{name}.update must return a step of shape {tuple(g.shape)}, not {_described(step)}"
         )
     check_unchanged(method, "update", state, before)
+    step = step.detach()  # it may come from an autograd graph of the method's own
     return step, state if after is state else check_state(method, after, len(g))
 
 
@@ -152,6 +153,19 @@ def check_state(method: Method[Any], state: Any, seeds: int) -> Any:
                 f"tuple, list, dict or dataclass of these, not {_described(leaf)}"
             )
     return _contiguous(state)
+
+
+def check_storage(method: Method[Any], state: Any, asked: Storage) -> None:
+    """Reject a storage that the directions of a method do not have.
+
+    Arguments:
+        state: before the first step.
+    """
+    if not method.keeps_directions:
+        return
+    of_state, of_run = ((s.kind, s.dtype, s.device) for s in (state.storage, asked))
+    one_way = f"that of {type(state).__name__}, which has one way to store its directions, dense"
+    require(of_state == of_run, "storage", str(asked), one_way)
 
 
 def grown_state(method: Method[Any], state: Any, growth: Growth, theta: Tensor) -> Any:
@@ -228,13 +242,16 @@ def _children(node: Any) -> dict[str, Any] | None:
     return None
 
 
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, path: str, around: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The leaves by their path; `around` are the containers that a node is in."""
     parts = _children(node)
     if parts is None:
         yield path, node
-    else:
-        for name, part in parts.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
+        return
+    if id(node) in around:
+        raise ConfigError(f"a state cannot hold itself, as it does at {path}")
+    for name, part in parts.items():
+        yield from _leaves(part, f"{path}.{name}" if path else name, (*around, id(node)))
 
 
 def _marks(state: Any) -> Iterator[object]:

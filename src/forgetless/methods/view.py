@@ -148,8 +148,8 @@ class View(Protocol):
     def outputs(self, samples: Any, theta: Tensor | None = None) -> Tensor:
         """The network's outputs on samples, (S, n, C), at the present weights or at theta (S, p).
 
-        In the network's present mode (training or evaluation); its buffers stay as they are. The
-        outputs can be differentiated with respect to theta.
+        In the network's present mode, which in `consolidate` is evaluation; its buffers stay as
+        they are. The outputs can be differentiated with respect to theta.
         """
 
     def losses(self, outputs: Tensor, samples: Any) -> Tensor:

@@ -160,18 +160,29 @@ def compare(traces: Trace | Iterable[Trace]) -> list[Comparison]:
     return [_comparison(*key[:3], group) for key, group in groups.items()]
 
 
+def run_folder(place: str | os.PathLike[str]) -> Path:
+    """A folder, or that of a run's trace file."""
+    path = Path(place)
+    return path.parent if path.name == TRACE_FILE and path.is_file() else path
+
+
 def find_traces(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Trace], list[str]]:
     """The traces in these folders and below, in the order of METHODS, each once.
+
+    Arguments:
+        folders: of runs, or above them; a run's trace file stands for its folder.
 
     Returns:
         the traces, and a sentence for each that cannot be read. If none can, a TraceError.
     """
     found: dict[Path, Trace] = {}
     broken: dict[Path, str] = {}
-    for folder in map(Path, folders):
-        inside = [file.parent for file in sorted(folder.rglob(TRACE_FILE)) if file.is_file()]
-        inside = [folder] if is_trace(folder) else inside
-        if not inside:
+    for folder in map(run_folder, folders):
+        files = [folder / TRACE_FILE] if is_trace(folder) else sorted(folder.rglob(TRACE_FILE))
+        odd = {file.absolute(): f"{file} is not a file" for file in files if not file.is_file()}
+        broken |= odd
+        inside = [file.parent for file in files if file.is_file()]
+        if not inside and not odd:
             raise TraceError(f"{folder} holds no trace, and neither do the folders in it")
         read = []
         for path in inside:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forgetless.subspace.storage import DENSE, Storage, most_directions
-from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.errors import ConfigError, DataError, require
 from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import TangentFeatures
@@ -218,11 +218,15 @@ class Record:
         """T."""
         return self.ranks.shape[1]
 
-    def with_task(self, ranks: Sequence[int], shares: Sequence[float]) -> Self:
+    def with_task(self, ranks: Sequence[int] | Tensor, shares: Sequence[float] | Tensor) -> Self:
         """With one more task, a rank and a share per seed."""
-        rank = torch.tensor(ranks).unsqueeze(1)
-        share = torch.tensor(shares, dtype=torch.float64).unsqueeze(1)
-        return type(self)(torch.cat([self.ranks, rank], 1), torch.cat([self.shares, share], 1))
+        rank = torch.as_tensor(ranks).detach().to("cpu", torch.long)
+        share = torch.as_tensor(shares).detach().to("cpu", torch.float64)
+        for argument, given in {"ranks": rank, "shares": share}.items():
+            accepted = f"{len(self.ranks)} numbers, one for each seed"
+            require(given.shape == self.ranks.shape[:1], argument, tuple(given.shape), accepted)
+        ranks, shares = rank.unsqueeze(1), share.unsqueeze(1)
+        return type(self)(torch.cat([self.ranks, ranks], 1), torch.cat([self.shares, shares], 1))
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """Everything stored for a seed."""

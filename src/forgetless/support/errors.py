@@ -44,6 +44,10 @@ class MemoryShortageError(ForgetlessError, MemoryError):
     """Out of memory: says how much was needed and what would fit."""
 
 
+class UserCodeError(ForgetlessError, RuntimeError):
+    """An exception in a user's own code, in another process: file and line, then a traceback."""
+
+
 class ForgetlessWarning(UserWarning):
     """A warning; one clear sentence."""
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
 from contextlib import suppress
@@ -14,6 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from forgetless.support.errors import ConfigError
+from forgetless.support.source import code_around
 
 AS_GIVEN = "as given"
 _KNOWN = ("abc", "builtins", "forgetless", "functools", "torch", "typing")
@@ -56,7 +58,8 @@ def load_object(text: str, argument: str) -> Any:
 def code_of(made: Any) -> str:
     """The code of a user's function or class (with its bases) as text, without comments.
 
-    A function's bound values count too: those of a closure, of defaults, of a `partial`. The text
+    What its file and the modules next to it give it counts too, such as constants and helpers, and
+    a function's bound values: those of a closure, of defaults, of a `partial`. The text
     is empty for code of torch and of this package, whose versions a trace has.
     """
     return _code_of(made, frozenset())
@@ -73,12 +76,13 @@ def _code_of(made: Any, seen: frozenset[int]) -> str:
         return ""
     if isinstance(made, type):
         kinds = [k for k in made.__mro__ if k.__module__.split(".")[0] not in _KNOWN]
-        return "\n".join(map(_source, kinds))
+        return "\n".join(part for kind in kinds for part in (_source(kind), code_around(kind)))
     bound = [*(getattr(made, "__defaults__", None) or ())]
     for cell in getattr(made, "__closure__", None) or ():
         with suppress(ValueError):  # not set yet
             bound.append(cell.cell_contents)
-    return "\n".join([_source(made), *(_bound(value, seen) for value in bound)])
+    parts = [_source(made), code_around(made), *(_bound(value, seen) for value in bound)]
+    return "\n".join(parts)
 
 
 def _bound(value: Any, seen: frozenset[int]) -> str:
@@ -118,7 +122,7 @@ def _module(place: str, argument: str) -> ModuleType:
     file = Path(place).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"{argument} {place} is not a file")
-    name = _SCRIPTS + hashlib.sha256(str(file).encode()).hexdigest()[:12]
+    name = _SCRIPTS + hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -129,7 +133,7 @@ def _module(place: str, argument: str) -> ModuleType:
     sys.path.insert(0, str(file.parent))  # as for a script that is run
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(
             f"{argument} {place} cannot be executed: {type(error).__name__}: {error}"

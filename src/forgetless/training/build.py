@@ -147,18 +147,20 @@ def head_of(module: nn.Module, inputs: Tensor, outputs: int) -> tuple[str, ...]:
     handles = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
     try:
         with eval_mode(module), torch.no_grad():
-            module(inputs.to(next(module.parameters())))
+            made = module(inputs.to(next(module.parameters())))
     except (RuntimeError, ValueError, TypeError):
         return ()  # the check of its outputs says why
     finally:
         for handle in handles:
             handle.remove()
+    if not isinstance(made, Tensor) or made.shape[1:] != (outputs,):
+        return ()  # so does it here
     name, output = latest[-1] if latest else ("", None)
     if not isinstance(output, Tensor) or tuple(output.shape) != (len(inputs), outputs):
         raise ConfigError(
             f"cannot tell which layer produces the tasks' outputs: {name or 'the model'}, which "
-            f"runs last, does not have {outputs} outputs for each sample; name the layer's "
-            f"parameters, such as heads=['{HEAD}.']"
+            f"runs last, does not have {outputs} outputs for each sample; name the parameters of "
+            f"the layers that do, such as heads=['{HEAD}.'], or on the command line --heads {HEAD}."
         )
     if name.startswith(f"{HEAD}."):
         return (f"{HEAD}.",)

@@ -82,7 +82,8 @@ def layers_fingerprint(module: nn.Module) -> str:
     """A checksum of a network: names and shapes of its tensors, its layers and their code."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     shapes = {name: [list(t.shape), t.requires_grad] for name, t in tensors.items()}
-    kinds = sorted({(type(m).__qualname__, code_of(type(m))) for m in module.modules()})
+    types = {type(m) for m in module.modules()}
+    kinds = sorted({(kind.__qualname__, code_of(kind)) for kind in types})
     return digest_of(repr(module), shapes, kinds)
 
 

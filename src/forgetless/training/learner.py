@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.data import Scenario, Split
 from forgetless.methods import Method, Samples
-from forgetless.methods.state import check_state, consolidated, take_step
+from forgetless.methods.state import check_state, check_storage, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
 from forgetless.support.streams import stream
+from forgetless.tangent.evaluation import eval_mode
 from forgetless.training.augmentation import augmented
 from forgetless.training.fast import Recorder
 from forgetless.training.finite_watch import FiniteWatch
@@ -102,6 +103,7 @@ class Learner:
             network, starts, self.sampler, storage, training.lr, recordable=method.recordable
         )
         self.state: Any = check_state(method, method.init(self.view), len(self.seeds))
+        check_storage(method, self.state, storage)
         self.recorder = Recorder(self)
 
     def train(
@@ -238,7 +240,8 @@ class Learner:
             self.network, self._parted(split, task)[0], task, self._streams["remembered samples"]
         )
         self.view.task, self.view.step = task, self.steps
-        state = consolidated(self.method, self.state, self.view, learned, len(self.seeds))
+        with eval_mode(self.network.module):
+            state = consolidated(self.method, self.state, self.view, learned, len(self.seeds))
         if self.budget is not None:
             state, note = state.within(self.budget)
             if note is not None:

@@ -12,6 +12,7 @@ from forgetless.methods.view import FeatureOutputs, LossFunction, MomentOutputs,
 from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Layout
+from forgetless.support.options import whole
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 from forgetless.training.network import Network
 from forgetless.training.sampling import Sampler, batch_of, choose_indices
@@ -160,11 +161,13 @@ class LearnedTask:
 
     def draw(self, count: int) -> Samples:
         """A random choice of its training samples."""
+        whole(1).check("draw's count", count)
         return self._samples(choose_indices(count, self.size, self.generators))
 
     def batches(self, size: int) -> Iterator[Samples]:
         """All of its training samples in order, so many at a time."""
-        for index in torch.arange(self.size).split(size):
+        whole(1).check("batches' size", size)
+        for index in torch.arange(self.size).split(int(size)):  # torch rejects NumPy integers
             yield self._samples(index.expand(self.network.seeds, -1))
 
     def squared_loss_gradients(self) -> Tensor:

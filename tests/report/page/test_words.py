@@ -60,6 +60,35 @@ def test_when_nothing_helped():
     assert say(run("sgd", GOOD), run("ewc", BAD)).startswith("No method did better than SGD")
 
 
+def test_a_method_is_compared_with_a_run_trained_as_it_was():
+    plain, adam, ogd = run("sgd", BAD), run("sgd", [*BAD[:3], [60, 80, 92, 98]]), run("ogd", GOOD)
+    for trace, optimizer in ((plain, "sgd"), (adam, "adamw"), (ogd, "adamw")):
+        trace.config |= {"optimizer": optimizer, "lr": 0.01}
+    # F_T of the run with AdamW is (35 + 16 + 5) / 3, of OGD (3 + 2 + 1) / 3.
+    kept = "OGD kept 16.7 points that SGD, optimizer adamw lost"
+    assert say(plain, adam, ogd).startswith(kept)
+    assert say(adam, plain, ogd).startswith(kept)
+    assert say(plain, ogd, run("joint", GOOD)).startswith("OGD ended highest")
+    for others in ([plain], [plain, run("ewc", BAD)]):
+        assert say(*others, ogd).startswith(
+            "OGD ended highest, at 95.0 %, but no plain run has its settings of training, so how "
+            "much it owes to them is unknown; task 1 suffered most"
+        )
+    best, plain.fingerprint["model"] = run("ogd", GOOD), "another"
+    best.config |= plain.config
+    best.fingerprint["model"] = "one"
+    assert "but no plain run has its settings" in say(plain, best)
+
+
+def test_methods_alone_are_compared_with_each_other():
+    runs = [run("ogd", GOOD), run("ewc", BAD), run("gem", [*BAD[:3], [60, 80, 92, 98]])]
+    assert say(*runs).startswith("OGD kept 25.7 points that EWC lost")
+    two = [run("sgd", GOOD), run("sgd", BAD)]
+    for trace, lr in zip(two, (0.1, 0.2), strict=True):
+        trace.config["lr"] = lr
+    assert say(*two).startswith("Best was SGD, lr 0.1, at 95.0 %; task 1 suffered most")
+
+
 def test_validation_accuracy_is_called_so():
     runs = [run("sgd", BAD), run("ogd", GOOD)]
     assert "validation" not in say(*runs)

@@ -25,9 +25,12 @@ from forgetless.support.errors import (
     ForgetlessError,
     ForgetlessWarning,
     MemoryShortageError,
+    UserCodeError,
     WorkerError,
+    first_line,
     require,
 )
+from forgetless.support.source import mistake_in
 from forgetless.training.fit import resolve_device
 from forgetless.training.settings import Progress
 
@@ -224,7 +227,7 @@ def _end_with_parent() -> None:
 
 
 def attempt(job: Job, say: Callable[[Message], None]) -> JobVerdict:
-    """Execute a job in this process; warnings are said, and errors of forgetless a verdict."""
+    """Execute a job in this process; warnings are said, and errors that are expected a verdict."""
     with warnings.catch_warnings(), signals.watched(signal.SIGTERM):
         warnings.simplefilter("always", ForgetlessWarning)
         plain = warnings.showwarning
@@ -242,6 +245,12 @@ def attempt(job: Job, say: Callable[[Message], None]) -> JobVerdict:
             return STOPPED
         except ForgetlessError as error:
             return type(error).__name__, str(error)
+        except (Exception, SystemExit) as error:
+            mistake = mistake_in(error)
+            if mistake is None:
+                raise
+            text = "".join(traceback.format_exception(error))
+            return UserCodeError.__name__, f"{mistake}\n{text}"
     return None
 
 
@@ -311,5 +320,5 @@ class Attempts:
             message = f"{error}; {self._workers} jobs share it, and fewer --jobs leave more to each"
             error = MemoryShortageError(message)
         kind: Any = "failed" if error else "finished"
-        self._watch(Event(kind, job, worker, message=str(error or "")))
+        self._watch(Event(kind, job, worker, message=first_line(error) if error else ""))
         return Outcome(job, error)

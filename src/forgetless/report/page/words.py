@@ -11,10 +11,14 @@ from forgetless.report.comparison import Array, Comparison, Entry
 from forgetless.support.errors import ConfigError
 from forgetless.support.options import flag
 from forgetless.support.plugins import is_in_file
-from forgetless.trace import metrics
+from forgetless.trace import INCIDENTAL, metrics
 
 _MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for
 _NOTHING = 0.05  # points: less is shown as 0.0
+# Settings that belong to a method, or change no result.
+_OF_METHODS = INCIDENTAL | {
+    "method", "method_from", "method_label", "storage", "budget", "unprotected"
+}  # fmt: skip
 _NAMES = 40  # characters of a label that a sentence has room for
 
 
@@ -91,17 +95,31 @@ def _of_one(entry: Entry) -> str:
 def _of_several(entries: tuple[Entry, ...]) -> str:
     able = [e for e in entries if not e.keeps_all_data and e.learned] or list(entries)
     best = max(able, key=lambda e: _means(e)[0])
-    base = next((e for e in able if not e.protects), min(able, key=lambda e: _means(e)[0]))
-    if base is best:
-        sentence = f"No method did better than {_name(best)}, at {_means(best)[0]:.1f} %"
-        return f"{sentence}{_suffering(best)}."
-    kept = _means(base)[1] - _means(best)[1]
-    gained = _means(best)[0] - _means(base)[0]
+    name, (average, forgotten) = _name(best), _means(best)
+    if not best.protects:
+        start = "No method did better than" if any(e.protects for e in able) else "Best was"
+        return f"{start} {name}, at {average:.1f} %{_suffering(best)}."
+    rivals = [e for e in able if e is not best and _trained_alike(best, e)]
+    plain = [e for e in rivals if not e.protects]
+    if not rivals or not (plain or all(e.protects for e in able)):
+        sentence = f"{name} ended highest, at {average:.1f} %, but no plain run has its settings"
+        return f"{sentence} of training, so how much it owes to them is unknown{_suffering(best)}."
+    base = plain[0] if plain else min(rivals, key=lambda e: _means(e)[0])
+    kept, gained = _means(base)[1] - forgotten, average - _means(base)[0]
     if kept >= _NOTHING:
-        sentence = f"{_name(best)} kept {kept:.1f} points that {_name(base)} lost"
+        sentence = f"{name} kept {kept:.1f} points that {_name(base)} lost"
     else:
-        sentence = f"{_name(best)} ended {gained:.1f} points above {_name(base)}"
+        sentence = f"{name} ended {gained:.1f} points above {_name(base)}"
     return f"{sentence}{_suffering(base)}."
+
+
+def _trained_alike(one: Entry, other: Entry) -> bool:
+    """Whether two runs differ in the method alone, not in the optimizer or the model."""
+    here, there = one.trace, other.trace
+    shared = (here.config.keys() & there.config.keys()) - _OF_METHODS
+    same = all(here.config[name] == there.config[name] for name in shared)
+    models = [(here.fingerprint.get(p), there.fingerprint.get(p)) for p in ("model", "start")]
+    return same and all(a == b or None in (a, b) for a, b in models)
 
 
 def _suffering(entry: Entry) -> str:
