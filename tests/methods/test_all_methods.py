@@ -224,7 +224,10 @@ def test_whole_numbers_may_be_numpys():
         ("gem", {"memory", "gem_margin"}),
         ("gem-nt", {"memory"}),
         ("ogd", {"memory", "storage", "budget"}),
-        ("kron-ogd", {"energy", "drift", "samples", "kron_outputs", "storage", "budget"}),
+        (
+            "kron-ogd",
+            {"energy", "drift", "shrinkage", "samples", "kron_outputs", "storage", "budget"},
+        ),
         ("kfac-laplace", {"samples", "laplace_strength"}),
         ("gpm", {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "storage", "budget"}),
         (
@@ -239,9 +242,9 @@ def test_whole_numbers_may_be_numpys():
 def test_settings_that_a_method_does_not_use(name, used):
     of_methods = {
         "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
-        "gem_margin", "variance", "energy", "drift", "kron_outputs", "samples", "centred",
-        "storage", "budget", "laplace_strength", "without_inputs", "gpm_threshold", "gpm_growth",
-        "sgp_scale", "nscl_ratio",
+        "gem_margin", "variance", "energy", "drift", "shrinkage", "kron_outputs", "samples",
+        "centred", "storage", "budget", "laplace_strength", "without_inputs", "gpm_threshold",
+        "gpm_growth", "sgp_scale", "nscl_ratio",
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())

@@ -120,10 +120,12 @@ def test_it_is_the_dense_eigendecomposition_where_the_kronecker_form_is_exact():
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("shrinkage", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("energy", [0.9, 0.99])
-def test_two_layers_and_two_tasks_against_numpy(energy):
+def test_two_layers_and_two_tasks_against_numpy(energy, shrinkage):
     """G and A from the chain rule by hand, all energies sorted, the strongest taken out."""
-    model, _, guard = guarded("perceptron", KronOGD(energy=energy, outputs="class"), tasks=2)
+    method = KronOGD(energy=energy, shrinkage=shrinkage, outputs="class")
+    model, _, guard = guarded("perceptron", method, tasks=2)
     first, second = ((m.weight.detach().numpy(), m.bias.detach().numpy()) for m in model[::2])
     sides = [[0, 0], [0, 0]]
     for task in range(2):
@@ -133,16 +135,22 @@ def test_two_layers_and_two_tasks_against_numpy(energy):
         deltas = second[0][y] * (z > 0), np.eye(3)[y]
         inputs = np.hstack([x, ones]), np.hstack([np.maximum(z, 0), ones])
         for side, delta, a in zip(sides, deltas, inputs, strict=True):
-            side[0] = side[0] + delta.T @ delta / len(x) / 2
+            g = delta.T @ delta / len(x) / 2
+            mean = np.trace(g) / len(g) * np.eye(len(g))
+            side[0] = side[0] + (1 - shrinkage) * g + shrinkage * mean
             side[1] = side[1] + a.T @ a / len(x) / 2
     found = [[np.linalg.eigh(moment) for moment in side] for side in sides]
     energies = [np.outer(g[0], a[0]) for g, a in found]
     values = np.sort(np.concatenate([e.ravel() for e in energies]))[::-1]
     assert float(guard._steps.state.basis.total()) == pytest.approx(values.sum())
-    least = values[(values.cumsum() <= energy * values.sum()).sum() - 1]
+    # Of energies that are equal, all are taken out or none.
+    least = min(
+        v for v in values if values[values >= v * (1 - 1e-9)].sum() <= energy * values.sum()
+    )
     masks = [e >= least * (1 - 1e-9) for e in energies]
-    # Not all of some rows and columns, in at least one of the layers.
-    assert any(np.outer(m.any(1), m.any(0)).sum() > m.sum() for m in masks)
+    # Of all outputs alike, or not all of some rows and columns, in at least one of the layers.
+    partial = any(np.outer(m.any(1), m.any(0)).sum() > m.sum() for m in masks)
+    assert partial == (shrinkage < 1)
     g = steps_like(guard, 3)
     expected, start = [], 0
     for (left, right), mask in zip(found, masks, strict=True):
@@ -257,6 +265,8 @@ def test_an_impossible_drift_is_rejected(drift):
     ("settings", "message"),
     [
         ({"samples": 0}, "KronOGD's samples must be"),
+        ({"shrinkage": 1.5}, "KronOGD's shrinkage must be"),
+        ({"shrinkage": -0.1}, "KronOGD's shrinkage must be"),
         ({"outputs": "some"}, "KronOGD's outputs must"),
     ],
 )

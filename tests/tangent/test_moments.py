@@ -6,7 +6,15 @@ from torch import nn
 from torch.nn.functional import unfold
 
 from forgetless import ConfigError
-from forgetless.tangent import Batch, drawn_likelihood, inputs, kronecker_moments, moments, probed
+from forgetless.tangent import (
+    Batch,
+    Moments,
+    drawn_likelihood,
+    inputs,
+    kronecker_moments,
+    moments,
+    probed,
+)
 from tests.tangent.reference import CLOSE, built, by_loop, integers, random
 
 
@@ -105,6 +113,12 @@ def test_embeddings_count_tokens():
     ).flatten(0, 1)
     mean = delta.T @ delta / x.numel()  # summed over the two outputs
     torch.testing.assert_close(found.inputs["tokens.weight"], mean, **CLOSE)
+    # Shrunk is what has the gradients: of an embedding not the counts.
+    shrunk = Moments.of_seeds([found]).shrunk(0.3)
+    assert torch.equal(shrunk.outputs["tokens.weight"][0], counts)
+    towards = 0.7 * mean + 0.3 * mean.trace() / 4 * torch.eye(4)
+    torch.testing.assert_close(shrunk.inputs["tokens.weight"][0], towards, **CLOSE)
+    assert torch.equal(shrunk.inputs["head.weight"][0], found.inputs["head.weight"])
 
 
 def test_everything_else_has_its_exact_diagonal():
@@ -231,7 +245,10 @@ def test_very_many_outputs_have_their_diagonal(monkeypatch):
     whole = moments_of(model, x)
     monkeypatch.setattr(moments, "_LARGEST", 5)
     found = moments_of(model, x)
-    torch.testing.assert_close(found.outputs["weight"], whole.outputs["weight"].diagonal(), **CLOSE)
+    diagonal = whole.outputs["weight"].diagonal()
+    torch.testing.assert_close(found.outputs["weight"], diagonal, **CLOSE)
+    shrunk = Moments.of_seeds([found]).shrunk(0.3).outputs["weight"][0]
+    torch.testing.assert_close(shrunk, 0.7 * diagonal + 0.3 * diagonal.mean(), **CLOSE)
 
 
 def test_random_signs_stand_for_all_outputs():

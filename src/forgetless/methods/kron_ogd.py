@@ -7,7 +7,7 @@ from typing import ClassVar, final
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.view import FinishedTask, MomentOutputs, View
 from forgetless.subspace import Directions, KroneckerSubspace
-from forgetless.support.options import SHARE, option, whole
+from forgetless.support.options import FRACTION, SHARE, option, whole
 
 
 @final
@@ -22,6 +22,10 @@ class KronOGD(Orthogonal):
     grow, and holds no samples. This is PCA-OGD in a cheap basis; with G = I it is GPM (Saha, Garg
     and Roy 2021).
 
+    G is taken at the weights at the end of a task. As these move, other gradients come to matter,
+    so G is shrunk towards the identity: G ← (1 − ρ) G + ρ tr(G) / r · I. Inputs that a layer does
+    not have in a task remain free for all of its outputs.
+
     Without a share ε of the energy to protect, the method chooses the threshold by itself: the
     unprotected coordinates together may change a stored task's outputs by at most a share `drift`
     of their mean square, if the next task moves the weights as the last one did.
@@ -30,6 +34,7 @@ class KronOGD(Orthogonal):
         energy: share of the gradients' energy that is protected; None chooses by `drift`.
         drift: share of the outputs' mean square that they may change by in the next task.
         samples: samples of each task whose gradients are used.
+        shrinkage: ρ; 0 is K-FAC's product, 1 protects inputs for all outputs of a layer alike.
         outputs: the gradients of "all" outputs of a sample; of its "class" alone; or of the
             log-likelihood of a label that the model draws, as the "fisher" matrix has it.
     """
@@ -48,6 +53,11 @@ class KronOGD(Orthogonal):
         accepted=SHARE,
     )
     samples: int = option(3000, "Samples of each task whose gradients are used.", accepted=whole(1))
+    shrinkage: float = option(
+        0.2,
+        "How far each layer's moments of gradients are shrunk to the identity: 0 to 1.",
+        accepted=FRACTION,
+    )
     outputs: MomentOutputs = option(
         "all",
         "The gradients to protect: of all outputs, the true class's, or the Fisher matrix.",
@@ -72,7 +82,7 @@ class KronOGD(Orthogonal):
         self, state: KroneckerSubspace, view: View, task: FinishedTask
     ) -> KroneckerSubspace:
         """Add the task's moments to those of earlier tasks, and choose the coordinates again."""
-        moments = view.moments(task.draw(self.samples), self.outputs)
+        moments = view.moments(task.draw(self.samples), self.outputs).shrunk(self.shrinkage)
         energy = self.energy
         if energy is not None:
             return state.add(moments, lambda new: new.protecting(energy))

@@ -53,6 +53,7 @@ class Moments:
         squares: every other parameter → Σ_i g_i², in its shape.
         samples: how many there are.
         squared_scalars: Σ s² over the scalars whose gradients these are, ().
+        embeddings: the weights whose δ is one-hot, so that A is of the gradients.
     """
 
     outputs: Mapping[str, Tensor]
@@ -62,6 +63,7 @@ class Moments:
     squares: Mapping[str, Tensor]
     samples: int
     squared_scalars: Tensor
+    embeddings: frozenset[str] = frozenset()
 
     @classmethod
     def of_seeds(cls, several: Sequence["Moments"]) -> "Moments":
@@ -74,7 +76,26 @@ class Moments:
         sides = stacked(lambda one: one.outputs), stacked(lambda one: one.inputs)
         squares = stacked(lambda one: one.squares)
         scalars = torch.stack([one.squared_scalars for one in several])
-        return cls(*sides, first.source, first.biases, squares, first.samples, scalars)
+        rest = first.samples, scalars, first.embeddings
+        return cls(*sides, first.source, first.biases, squares, *rest)
+
+    def shrunk(self, share: float) -> "Moments":
+        """Each layer's moment of gradients pulled towards the identity, with a dimension of S seeds.
+
+            G ← (1 − ρ) G + ρ tr(G) / r · I
+
+        Arguments:
+            share: ρ.
+        """
+        outputs = {
+            name: g if name in self.embeddings else _shrunk(g, share)
+            for name, g in self.outputs.items()
+        }
+        inputs = {
+            name: _shrunk(a, share) if name in self.embeddings else a
+            for name, a in self.inputs.items()
+        }
+        return replace(self, outputs=outputs, inputs=inputs)
 
 
 def kronecker_moments(
@@ -420,7 +441,20 @@ class _Sums:
                 source[weight] = first
         inputs = {name: inputs[name] for name in source.values()}
         squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
-        return Moments(outputs, inputs, source, biases, squares, self.seen, self.squared_scalars)
+        embeddings = {name for name, uses in of_weight.items() if all(u.is_embedding for u in uses)}
+        rest = self.seen, self.squared_scalars, frozenset(embeddings)
+        return Moments(outputs, inputs, source, biases, squares, *rest)
+
+
+def _shrunk(moment: Tensor, share: float) -> Tensor:
+    """(1 − ρ) M + ρ tr(M) / d · I of moments (S, d, d), or of diagonals (S, d)."""
+    diagonal = moment if moment.dim() == 2 else moment.diagonal(dim1=1, dim2=2)
+    mean = diagonal.mean(1, keepdim=True)
+    if moment.dim() == 2:
+        return (1 - share) * moment + share * mean
+    found = (1 - share) * moment
+    found.diagonal(dim1=1, dim2=2).add_(share * mean)
+    return found
 
 
 def _check_fits(use: _Use, evaluation: Evaluation) -> None:

@@ -63,7 +63,7 @@ class Case:
 
 SI = own.SI(strength=0.5, damping=0.01)
 PCA = PCAOGD(components=4, samples=20)
-KRON = KronOGD(energy=0.9, samples=20)
+KRON = KronOGD(energy=0.8, samples=20)
 CASES = [
     Case("ddp-ogd", "mlp", "sgd", OGD(samples=9), "ddp"),
     Case("ddp-pca", "transformer", "adamw", PCA, "ddp"),
