@@ -31,7 +31,7 @@ from forgetless.guard.report import MemoryReport, Stats, directions_report, samp
 from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
-from forgetless.methods import Method
+from forgetless.methods import KronOGD, Method
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -50,8 +50,8 @@ from forgetless.tangent.evaluation import eval_mode
 class Guard:
     """Preserves what a model has learned while your own loop trains it on the next task.
 
-    After `end_task` the method changes every step of the optimizer. Projections (OGD, PCA-OGD,
-    A-GEM, GEM, GEM-NT) change the optimizer's update, Δθ ← P Δθ, so momentum, weight decay and
+    After `end_task` the method changes every step of the optimizer. Projections (KronOGD, GPM,
+    PCA-OGD, A-GEM, …) change the optimizer's update, Δθ ← P Δθ, so momentum, weight decay and
     adaptive step sizes leak only the rounding of the weights, which is coarse in half precision;
     EWC and joint training add to the gradient. Only one guard can project a parameter's updates.
 
@@ -60,7 +60,7 @@ class Guard:
             `fully_shard`: then every process makes the same calls.
         optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
             together: each one's steps are changed as if the parameters of the others were fixed.
-        method: as for `fit`, for example `PCAOGD(components=100)`.
+        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
             Parameters that are frozen now and trained later must be chosen here.
@@ -104,7 +104,7 @@ class Guard:
         self,
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
-        method: Method[Any],
+        method: Method[Any] | None = None,
         *,
         params: Params = None,
         exclude: str | Sequence[str] = (),
@@ -122,6 +122,7 @@ class Guard:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        method = KronOGD() if method is None else method
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)

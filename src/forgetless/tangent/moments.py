@@ -76,11 +76,11 @@ class Moments:
         sides = stacked(lambda one: one.outputs), stacked(lambda one: one.inputs)
         squares = stacked(lambda one: one.squares)
         scalars = torch.stack([one.squared_scalars for one in several])
-        rest = first.samples, scalars, first.embeddings
-        return cls(*sides, first.source, first.biases, squares, *rest)
+        names = first.source, first.biases
+        return cls(*sides, *names, squares, first.samples, scalars, first.embeddings)
 
     def shrunk(self, share: float) -> "Moments":
-        """Each layer's moment of gradients pulled towards the identity, with a dimension of S seeds.
+        """With each layer's moment of gradients pulled towards the identity, for S seeds.
 
             G ← (1 − ρ) G + ρ tr(G) / r · I
 
@@ -441,9 +441,17 @@ class _Sums:
                 source[weight] = first
         inputs = {name: inputs[name] for name in source.values()}
         squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
-        embeddings = {name for name, uses in of_weight.items() if all(u.is_embedding for u in uses)}
-        rest = self.seen, self.squared_scalars, frozenset(embeddings)
-        return Moments(outputs, inputs, source, biases, squares, *rest)
+        one_hot = [name for name, uses in of_weight.items() if all(u.is_embedding for u in uses)]
+        return Moments(
+            outputs,
+            inputs,
+            source,
+            biases,
+            squares,
+            self.seen,
+            self.squared_scalars,
+            frozenset(one_hot),
+        )
 
 
 def _shrunk(moment: Tensor, share: float) -> Tensor:

@@ -24,14 +24,18 @@ class GuardPlugin(GuardCarrier, SupervisedPlugin):  # type: ignore[misc]
     are not protected; exclude a single head that grows by name (`exclude`).
 
     Arguments:
-        method: as for `Guard`, for example `PCAOGD(components=100)`.
+        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
         protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
             dataset, stored before the first experience as `Guard.protect` does.
         options: keyword arguments of `Guard`.
     """
 
     def __init__(
-        self, method: Method[Any], *, protect: Any = None, **options: Unpack[GuardOptions]
+        self,
+        method: Method[Any] | None = None,
+        *,
+        protect: Any = None,
+        **options: Unpack[GuardOptions],
     ) -> None:
         SupervisedPlugin.__init__(self)
         GuardCarrier.__init__(self, method, options, protect)

@@ -18,7 +18,7 @@ from forgetless.guard.guard import Guard, unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
-from forgetless.methods import Method
+from forgetless.methods import KronOGD, Method
 from forgetless.subspace import Storage
 from forgetless.support.errors import ConfigError, DataError, ForgetlessWarning, first_line
 from forgetless.support.files import write_atomically
@@ -54,12 +54,14 @@ class GuardCarrier:
             learned nothing to keep.
     """
 
-    def __init__(self, method: Method[Any], options: GuardOptions, protect: Any = None) -> None:
+    def __init__(
+        self, method: Method[Any] | None, options: GuardOptions, protect: Any = None
+    ) -> None:
         # A misspelt option should not wait for the training to begin.
         unknown = sorted(options.keys() - GuardOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"a guard has no option {', '.join(unknown)}")
-        self._method = method
+        self._method = KronOGD() if method is None else method
         self._options = options
         self._calibration = protect
         self._guard: Guard | None = None

@@ -47,7 +47,7 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
     (`torchrun`, `accelerate launch`) each does the same.
 
     Arguments:
-        method: as for `Guard`, for example `PCAOGD(components=100)`.
+        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
         protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
             dataset, stored before the first training as `Guard.protect` does.
         end_task: whether to store a task when training ends; if not, call `end_task` yourself.
@@ -56,7 +56,7 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: Method[Any],
+        method: Method[Any] | None = None,
         *,
         protect: Any = None,
         end_task: bool = True,
