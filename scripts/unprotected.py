@@ -52,7 +52,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("sgd", {}),
     "OGD": ("ogd", {"memory": 100}),
     "PCA-OGD": ("pca-ogd", {"memory": 100}),
-    **{f"KronOGD {energy}": ("kron-ogd", {"energy": energy}) for energy in ENERGIES},
+    **{
+        f"KronOGD {energy}": ("kron-ogd", {"energy": energy, "shrinkage": 0.0})
+        for energy in ENERGIES
+    },
 }
 SCENARIOS: dict[str, dict[str, Any]] = {
     "rotated-digits": {"tasks": 5},
