@@ -6,6 +6,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 
+def has_moving_statistics(module: nn.Module) -> bool:
+    """Whether training updates running statistics."""
+    return any(
+        isinstance(layer, _NormBase) and layer.running_mean is not None and layer.training
+        for layer in module.modules()
+    )
+
+
 @final
 class FrozenStatistics:
     """Keeps a model's layers with running statistics in eval mode, whatever mode the model is in.

@@ -1,7 +1,6 @@
 """Drift: how far the outputs on stored tasks have moved, on a few samples kept of each."""
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from forgetless.guard.batch_norm import has_moving_statistics
 from forgetless.guard.batches.loading import Reservoir, TaskData
 from forgetless.guard.batches.outputs import compared_outputs
 from forgetless.guard.batches.samples import Part, StoredSamples
@@ -17,7 +17,7 @@ from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import reshard
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.methods import Method
-from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.errors import ConfigError, DataError, warn_caller
 from forgetless.support.streams import stream, undisturbed
 from forgetless.tangent import eval_mode
 
@@ -26,6 +26,7 @@ _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also 
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
 _CHANGED = 0.25  # share of predictions
+_FAR = 100  # a larger drift is not told in percent
 _LITTLE = 0.01  # share of the steps removed that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
 _SEQUENCES = 4  # that are run together, since their logits can be large
@@ -69,7 +70,10 @@ class TaskDrift:
         rose = (
             self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
         )
-        return not self.drift <= _LIMIT and (rose or (self.changed or 0.0) >= _CHANGED)
+        changed = (self.changed or 0.0) >= _CHANGED
+        # The outputs of a head that has grown may be outvoted by new ones without moving.
+        outvoted = changed and rose
+        return outvoted or (not self.drift <= _LIMIT and (rose or changed))
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"
@@ -159,10 +163,9 @@ class DriftCheck:
                 parts = [part.mapped(Tensor.cpu) for part in data.set_aside().parts]
                 parts = [replace(part, extra=_outputs(model, part)) for part in parts]
         except (ConfigError, DataError) as error:
-            warnings.warn(
+            warn_caller(
                 f"the drift of task {task} cannot be checked: {error} (drift_samples=0 does "
-                "without the check)",
-                stacklevel=5,
+                "without the check)"
             )
             return kept
         return {**kept, task: StoredSamples(tuple(parts))}
@@ -190,16 +193,15 @@ class DriftCheck:
         except (ConfigError, DataError) as error:
             if not self._failed:
                 self._failed = True
-                warnings.warn(f"the drift cannot be checked any more: {error}", stacklevel=5)
+                warn_caller(f"the drift cannot be checked any more: {error}")
             return None
 
-    def report(self, drift: Drift | None, removed: float | None, stacklevel: int) -> None:
+    def report(self, drift: Drift | None, removed: float | None) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
 
         Arguments:
             drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
-            stacklevel: of the warning, seen from here.
         """
         if drift is None or not drift.tasks:
             return
@@ -208,7 +210,7 @@ class DriftCheck:
         if forgotten and self._method.protects and not self._warned:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
-            warnings.warn(self._warning(worst, removed), stacklevel=stacklevel + 1)
+            warn_caller(self._warning(worst, removed))
 
     def _warning(self, worst: TaskDrift, removed: float | None) -> str:
         """What happened to a task, and what may help."""
@@ -219,17 +221,23 @@ class DriftCheck:
                 f"the outputs on task {worst.task} are no longer finite, as training has diverged: "
                 f"{slower}{f' or take {steadied}' if steadied else ''}"
             )
-        what = f"its outputs have moved by {worst.drift:.0%} of their variance since it was stored"
+        far = f"{worst.drift:.0%}" if worst.drift < _FAR else f"more than {_FAR} times"
+        what = f"its outputs have moved by {far} of their variance since it was stored"
         if worst.changed is not None:
-            what += f", and {worst.changed:.0%} of its predictions changed"
+            what += f", {worst.changed:.0%} of its predictions changed"
+        if worst.loss is not None and worst.loss_then is not None:
+            what += f", its loss went from {worst.loss_then:.3g} to {worst.loss:.3g}"
         if removed is not None:
             what += (
                 f", with {'only ' if removed < _LITTLE else ''}{removed:.1%} of the steps removed"
             )
-        advice = self._method.advice(more=True)
+        ways = [self._method.advice(more=True), slower, "use another method"]
+        if has_moving_statistics(self.model.module):
+            # They change the outputs whatever the weights do, so they come first.
+            ways.insert(0, "keep the statistics of batch norm by freeze_batch_norm=True")
         return (
             f"task {worst.task} is being forgotten although it is guarded: {what}; "
-            f"{f'{advice}, ' if advice else ''}{slower} or use another method"
+            f"{', or '.join(filter(None, ways))}"
         )
 
 

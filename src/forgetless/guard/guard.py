@@ -306,7 +306,7 @@ class Guard:
         with self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, removed, stacklevel=2)
+        self._drift.report(drift, removed)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -340,6 +340,7 @@ class Guard:
         The guard measures it by itself after 100, 200, 400, … steps for each stored task and when a
         task ends, and warns once if a task is being forgotten.
         """
+        self._steps.watch.between_steps()
         if self.tasks and not self._drift.kept:
             raise ConfigError(
                 "the drift cannot be measured: no samples are kept of any task, because the guard "
@@ -417,7 +418,7 @@ class Guard:
         """Measure the drift if it is time."""
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
-            self._drift.report(drift, self._steps.removed.share(), stacklevel=5)
+            self._drift.report(drift, self._steps.removed.share())
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""

@@ -1,7 +1,6 @@
 """Changing the steps of optimizers: hooks before and after each of them."""
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, final
@@ -376,11 +375,10 @@ class Steps:
         share = self.removed.stats().removed
         if share > _FULL:
             self._warned = True
-            warnings.warn(
+            warn_caller(
                 f"the protected directions leave no room to learn: {share:.1%} of the steps is "
                 f"removed; {self.method.advice(more=False) or 'store less'} or protect "
-                "fewer parameters (params)",
-                stacklevel=5,
+                "fewer parameters (params)"
             )
 
 

@@ -68,10 +68,12 @@ class KronOGD(Orthogonal):
     protected_by = "energy"
 
     def advice(self, *, more: bool) -> str:
-        """The energy; or the drift that is allowed, which protects more the smaller it is."""
+        """The energy; also where the method chose it by itself, for its choice has bounds."""
         if self.energy is not None:
             return super().advice(more=more)
-        return f"set drift {'below' if more else 'above'} {self.drift}"
+        return (
+            f"set energy, {'0.99 or 0.999' if more else '0.95 or 0.9'} in place of its own choice"
+        )
 
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""
