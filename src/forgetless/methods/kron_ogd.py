@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
+from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.view import FinishedTask, MomentOutputs, View
 from forgetless.subspace import Directions, KroneckerSubspace
@@ -72,6 +73,10 @@ class KronOGD(Orthogonal):
         if self.energy is not None:
             return super().advice(more=more)
         return f"set drift {'below' if more else 'above'} {self.drift}"
+
+    def cost(self, probe: TaskProbe) -> Cost:
+        """The eigenbasis, and where the present task began if the threshold needs that."""
+        return cost_of_eigenbasis(probe, self.samples, vectors=int(self.energy is None))
 
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""
