@@ -30,8 +30,8 @@ class Estimate:
         bytes: the least and the most that all tasks take afterwards, without the drift check's
             samples; equal where they follow from the shapes of the layers.
         peak: bytes beside the model and its activations while the task is stored, about.
-        seconds: of `end_task`, within a factor of a few.
-        step_seconds: the most that the method adds to a step afterwards, as roughly.
+        seconds: of `end_task`, an estimate.
+        step_seconds: what a step takes longer afterwards, roughly, if all directions are protected.
         shortage: why the memory will not suffice; "" if it will.
         notes: what the numbers rest on.
     """
@@ -54,7 +54,7 @@ class Estimate:
         if self.seconds is not None:
             lines.append(f"  end_task: about {self.seconds:.2g} s")
         if self.step_seconds is not None:
-            lines.append(f"  every step after it: up to about {1e3 * self.step_seconds:.2g} ms")
+            lines.append(f"  every step after it: roughly {1e3 * self.step_seconds:.2g} ms")
         return "\n".join([*lines, *([self.shortage] if self.shortage else []), *self.notes])
 
 

@@ -114,7 +114,8 @@ def cost_of_directions(probe: TaskProbe, demand: Demand) -> Cost | None:
     products = (
         n * n * needs.factored / probe.itemsize + (together + _ORTHONORMALISE * new * k) * size
     )
-    work = Work(n, products, bytes=24 * gram + rows)
+    # Sums of samples take a second pass.
+    work = Work(2 * n if demand.combined else n, products, bytes=24 * gram + rows)
     return Cost(probe.stored, most, probe.stored + most + rows + gram, work, Work(bytes=2 * most))
 
 

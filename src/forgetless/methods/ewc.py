@@ -74,9 +74,9 @@ class EWC(Method[Elastic]):
     def cost(self, probe: TaskProbe) -> Cost | None:
         """Two numbers for each weight, and a pass over all samples."""
         size, both = probe.size, 2 * probe.vector
-        # Squares of single samples' gradients take about as long as the pass itself.
-        work = Work() if size is None else Work(2 * size)
-        return Cost(both, both, 5 * probe.vector, work, Work(bytes=2 * both))
+        # Squares of single samples' gradients take about twice as long as the pass itself.
+        work = Work() if size is None else Work(3 * size)
+        return Cost(both, both, 4 * probe.vector, work, Work(bytes=2 * both))
 
     def init(self, view: View) -> Elastic:
         """No spring before the first task."""
