@@ -212,6 +212,28 @@ def test_seconds_grow_with_the_samples():
     assert 10 * probed[0] < probed[1] < 30 * probed[0]
 
 
+class Named(nn.Module):
+    """A network whose outputs only a function of the user's can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return {"other": None, "scores": self.net(x)}
+
+
+def test_a_pass_is_through_the_outputs_that_the_user_chose():
+    model = Named()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    output = lambda outputs, target: outputs["scores"].gather(1, target[:, None])[:, 0]  # noqa: E731
+    guard = Guard(model, optimizer, KronOGD(), output=output, drift_samples=0)
+    estimate = guard.estimate(task())
+    guard.end_task(task())
+    assert estimate.seconds > 0
+    assert estimate.bytes[1] == guard.memory_report().bytes
+
+
 @dataclass(frozen=True)
 class Silent(Method[None]):
     """A method of a user's, which says nothing of its cost."""

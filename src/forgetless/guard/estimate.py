@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from forgetless.guard.batches.outputs import logits_of
-from forgetless.guard.batches.samples import StoredSamples
+from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.model import GuardedModel
 from forgetless.linalg import float64
 from forgetless.methods.cost import Work
@@ -88,12 +88,16 @@ class Speed:
         """One sample forward and backward."""
         theta = self._model.parameters.read()
         with eval_mode(self._model.module):
-            taken = self._timed(
-                lambda: self._model.gradient(
-                    self._samples, theta, lambda outputs, _: logits_of(outputs).sum()
-                )
-            )
+            taken = self._timed(lambda: self._model.gradient(self._samples, theta, self._sum))
         return taken / len(self._samples)
+
+    def _sum(self, outputs: Any, part: Part) -> Tensor:
+        """A number with a gradient in all outputs, or in those that the user chose."""
+        chosen = self._model.output
+        if not callable(chosen):
+            return logits_of(outputs).sum()
+        target = () if part.target is None else (part.target,)
+        return chosen(outputs, *target).sum()
 
     def _of_product(self) -> float:
         square = self._ones(_PRODUCT, _PRODUCT)
