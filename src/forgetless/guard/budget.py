@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetless.guard.parameters import Parameters
 from forgetless.guard.state import Snapshot
 from forgetless.methods import Method
 from forgetless.subspace import DENSE, FACTORED, Storage
 from forgetless.subspace.footprint import Footprint
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import NoSamplesError
+from forgetless.support.memory import require_memory
 from forgetless.tangent import TangentFeatures
 
 
@@ -23,6 +25,26 @@ def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
         return DENSE
     needs = Footprint.of(phi, demand)
     return FACTORED if needs.bytes(FACTORED) < needs.bytes(DENSE) else DENSE
+
+
+def require_rows_fit(
+    method: Method[Any], storage: Storage, parameters: Parameters, size: int | None
+) -> None:
+    """Reject a task whose new rows alone fit no memory, before they are computed.
+
+    Arguments:
+        method: the method.
+        storage: how it stores directions.
+        parameters: the protected ones.
+        size: samples of the task; None if unknown, so that nothing is certain.
+    """
+    demand = method.demand(size)
+    if demand is None or size is None or storage.kind != "dense":
+        return
+    # As many as there are samples may be the most of a share of the variance, which needs fewer.
+    if not demand.combined or demand.directions < demand.samples:
+        row = parameters.size * parameters.dtype.itemsize
+        require_memory("storing the task", demand.directions * row, parameters.device)
 
 
 def voted_storage(mine: Storage | None, ranks: Ranks | None) -> Storage:

@@ -14,10 +14,11 @@ from forgetless.guard.batch_norm import FrozenStatistics
 from forgetless.guard.batches.loading import TaskData
 from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
-from forgetless.guard.budget import as_asked, chosen_storage, voted_storage
+from forgetless.guard.budget import as_asked, chosen_storage, require_rows_fit, voted_storage
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
 from forgetless.guard.drift import Drift, DriftCheck
+from forgetless.guard.estimate import Estimate, Speed
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import (
     Parameters,
@@ -32,6 +33,7 @@ from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.methods import KronOGD, Method
+from forgetless.methods.cost import TaskProbe, Work
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -41,9 +43,14 @@ from forgetless.methods.state import (
 )
 from forgetless.subspace import STORAGES, Storage
 from forgetless.support.errors import ConfigError, require, warn_caller
+from forgetless.support.memory import shortage_of
 from forgetless.support.options import is_whole, parse_bytes, whole
 from forgetless.support.streams import stream
 from forgetless.tangent.evaluation import eval_mode
+
+_TRIED = 64  # samples that an estimate runs
+
+_OWN = 20  # times that a guarded step reads or writes all weights besides the method
 
 
 @final
@@ -325,6 +332,82 @@ class Guard:
                 now = self._with_task(now, loader)
             self._set(now)
 
+    def estimate(self, data: Any = None) -> Estimate:
+        """What storing the next task will cost, before anything is stored.
+
+        A few samples are run forward and backward to see the layers' use and the time that they
+        take; the model, torch's random state and the guard stay as they are.
+
+        Arguments:
+            data: what `end_task` will be given; without it some methods' bytes are unknown, and the
+                seconds of all.
+        """
+        if self.ranks is not None:
+            raise ConfigError("estimate is for a model on one process")
+        if isinstance(data, Iterator):
+            raise ConfigError(
+                "estimate's data must be readable once more by end_task, as a list or a loader "
+                "is, not an iterator"
+            )
+        self._parameters.check_current(self._model.module)
+        devices = [self._parameters.device] if self._parameters.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), full_precision(self._parameters.device):
+            return self._estimated(data)
+
+    def _estimated(self, data: Any) -> Estimate:
+        size = sample_bytes = samples = None
+        if data is not None:
+            task = TaskData(data, self._unpack, torch.Generator())
+            size, few = task.known_size, task.few(_TRIED)
+            sample_bytes = sum(t.nbytes for t in few.named().values()) // len(few)
+            samples = StoredSamples((few,))
+        storage, model = self._storage if self._now is None else self._now.storage, self._model
+        chooses = self._budget is not None and self._asked is None and not self.tasks
+        if chooses and samples is not None:
+            phi = model.features(StoredSamples((few.mapped(lambda t: t[:4]),)))
+            storage = replace(chosen_storage(phi, self.method), max_rank=storage.max_rank)
+        probe = TaskProbe(
+            self.tasks,
+            self.memory_report().bytes if self.tasks else 0,
+            self._parameters.layout,
+            self._parameters.empty().element_size(),
+            storage,
+            size,
+            sample_bytes,
+            lambda: model.moment_shapes(samples),
+            None if samples is None else lambda: model.features(samples),
+            None if samples is None else lambda: model.input_shapes(samples),
+        )
+        cost = self.method.cost(probe)
+        words = str(storage) if self.method.demand() is not None else self.method.label
+        if cost is None:
+            name = type(self.method).__name__
+            reason = f"{name} does not say what it stores (Method.cost)"
+            known = type(self.method).cost is not Method.cost or self.method.demand() is not None
+            if known:
+                missing = "data" if data is None else "data whose size is known"
+                reason = f"{name} needs {missing} for that"
+            return Estimate(words, None, None, None, None, notes=(reason,))
+        least, most = cost.least, cost.most
+        if self._budget is not None and most > self._budget:
+            least, most = 0, self._budget
+        speed = None if samples is None else Speed(model, samples)
+        # What is stored already is not free.
+        needed, device = cost.peak - probe.stored, self._parameters.device
+        own = Work(bytes=_OWN * probe.vector if self.method.protects else 0)
+        notes = [] if data is not None else ["without data every layer counts as used, on its own"]
+        if size is None:
+            notes.append("the number of samples is unknown: the method's most are counted")
+        return Estimate(
+            words,
+            (least, most),
+            cost.peak,
+            None if speed is None else speed.seconds(cost.storing),
+            None if speed is None else speed.seconds(cost.step) + speed.seconds(own),
+            shortage_of("storing the task", needed, device),
+            tuple(notes),
+        )
+
     def stats(self) -> Stats:
         """How much of the steps was removed since the latest task was stored, and the drift.
 
@@ -517,6 +600,8 @@ class Guard:
         chooses_storage = self._asked is None and self.method.demand() is not None
         if self._budget is not None and chooses_storage and not now.tasks:
             now = self._with_chosen_storage(now, data)
+        if isinstance(data, TaskData):
+            require_rows_fit(self.method, now.storage, self._parameters, data.known_size)
         task = GuardedTask(self._model, data)
         view = self._view(task.model, now.storage, now.tasks)
         with eval_mode(task.model.module):

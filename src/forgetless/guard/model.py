@@ -38,6 +38,8 @@ from forgetless.tangent import (
     input_moments,
     kronecker_moments,
     layer_inputs,
+    moment_shape,
+    moment_shapes,
     sliced_features,
 )
 
@@ -264,6 +266,20 @@ class GuardedModel:
         values = self.values(theta)
         values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
         return self._outputs(self.placed(part), values)
+
+    def moment_shapes(self, samples: StoredSamples | None) -> Moments:
+        """The shapes of the Kronecker moments, from the forward pass of a few samples if given."""
+        names, values = self.parameters.names, self.values()
+        if samples is None:
+            return moment_shapes(self.module, values, None, true_class_output, names=names)
+        with eval_mode(self.module):
+            scalar, batch = self._protected(samples), self._batches(samples)[0]
+            return moment_shapes(self.module, values, batch, scalar, names=names)
+
+    def input_shapes(self, samples: StoredSamples) -> InputMoments:
+        """The shapes of the layers' input moments."""
+        names, batches = self.parameters.names, self._batches(samples)
+        return input_moments(self.module, self.values(), batches, names=names, moment=moment_shape)
 
     def input_moments(self, samples: StoredSamples) -> InputMoments:
         """The second moments of the layers' inputs, in eval mode."""

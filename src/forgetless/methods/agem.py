@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, final
 from torch import Tensor
 
 from forgetless.linalg import project_halfspace
+from forgetless.methods.cost import TaskProbe
 from forgetless.methods.rehearsal import Rehearsal
 from forgetless.methods.view import FinishedTask, Samples, View, choose
 from forgetless.support.options import option, whole
@@ -52,6 +53,14 @@ class AGEM(Rehearsal[Any]):
     def needs_own_heads(self) -> bool:
         """The released code chooses among heads."""
         return self.heads == "released"
+
+    def kept(self, probe: TaskProbe) -> int:
+        """As many as asked for, or all."""
+        return probe.drawn(self.memory)
+
+    def rehearsed(self, tasks: int) -> int:
+        """A batch."""
+        return min(self.batch_size, tasks * self.memory)
 
     def init(self, view: View) -> None:
         """No samples yet."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 from torch import Tensor
 
+from forgetless.methods.cost import Cost, TaskProbe, cost_of_directions
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace.footprint import Demand
 from forgetless.support.errors import ConfigError, require
@@ -92,6 +93,15 @@ class Method(ABC, Generic[State]):
             available: training samples of a task; None if unknown.
         """
         return None
+
+    def cost(self, probe: TaskProbe) -> Cost | None:
+        """What storing one more task will cost; None if that is unknown.
+
+        Arguments:
+            probe: what is known of the model and the task.
+        """
+        demand = self.demand(probe.size)
+        return None if demand is None else cost_of_directions(probe, demand)
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forgetless.linalg import inner
 from forgetless.methods.base import Method
+from forgetless.methods.cost import Cost, TaskProbe, Work
 from forgetless.methods.view import FinishedTask, View
 from forgetless.support.options import option, real
 
@@ -69,6 +70,13 @@ class EWC(Method[Elastic]):
     def steadied_by(self) -> str:
         """Where lr · strength · F is above 2, every step overshoots the anchor by more."""
         return f"a smaller strength than {self.strength:g}"
+
+    def cost(self, probe: TaskProbe) -> Cost | None:
+        """Two numbers for each weight, and a pass over all samples."""
+        size, both = probe.size, 2 * probe.vector
+        # Squares of single samples' gradients take about twice as long as the pass itself.
+        work = Work() if size is None else Work(3 * size)
+        return Cost(both, both, 4 * probe.vector, work, Work(bytes=2 * both))
 
     def init(self, view: View) -> Elastic:
         """No spring before the first task."""

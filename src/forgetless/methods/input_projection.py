@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from forgetless.methods.cost import Cost, TaskProbe, cost_of_inputs
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import InputSubspace
@@ -37,6 +38,12 @@ class InputProjection(Orthogonal, ABC):
         choices=("freeze", "train"),
         setting="without_inputs",
     )
+
+    all_vectors: ClassVar[bool] = False  # whether those that are not protected are stored too
+
+    def cost(self, probe: TaskProbe) -> Cost | None:
+        """One to all directions of each layer."""
+        return cost_of_inputs(probe, self.samples, all_vectors=self.all_vectors)
 
     def init(self, view: View) -> InputSubspace:
         """No directions yet."""

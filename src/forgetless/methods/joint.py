@@ -6,6 +6,7 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from forgetless.linalg import add_scaled
+from forgetless.methods.cost import TaskProbe
 from forgetless.methods.rehearsal import Rehearsal
 from forgetless.methods.view import FinishedTask, View, choose
 from forgetless.support.options import option, whole
@@ -41,6 +42,14 @@ class Joint(Rehearsal[Everything]):
     batch_size: int = option(
         32, "Samples of earlier tasks in a step.", accepted=whole(1), setting="joint_batch"
     )
+
+    def kept(self, probe: TaskProbe) -> int | None:
+        """All of them."""
+        return probe.size
+
+    def rehearsed(self, tasks: int) -> int:
+        """A batch."""
+        return self.batch_size
 
     def init(self, view: View) -> Everything:
         """No samples yet."""

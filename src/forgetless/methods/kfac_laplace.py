@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from forgetless.methods.base import Method
+from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis
 from forgetless.support.layout import Growth
@@ -65,6 +66,10 @@ class KFACLaplace(Method[Posterior]):
     def steadied_by(self) -> str:
         """Where lr · strength · F is above 2, every step overshoots the anchor by more."""
         return f"a smaller strength than {self.strength:g}"
+
+    def cost(self, probe: TaskProbe) -> Cost:
+        """The eigenbasis and the anchor."""
+        return cost_of_eigenbasis(probe, self.samples, vectors=1)
 
     def init(self, view: View) -> Posterior:
         """No penalty before the first task."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
+from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
 from forgetless.methods.orthogonal import Orthogonal
 from forgetless.methods.view import FinishedTask, MomentOutputs, View
 from forgetless.subspace import Directions, KroneckerSubspace
@@ -74,6 +75,10 @@ class KronOGD(Orthogonal):
         return (
             f"set energy, {'0.99 or 0.999' if more else '0.95 or 0.9'} in place of its own choice"
         )
+
+    def cost(self, probe: TaskProbe) -> Cost:
+        """The eigenbasis, and where the present task began if the threshold needs that."""
+        return cost_of_eigenbasis(probe, self.samples, vectors=int(self.energy is None))
 
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""

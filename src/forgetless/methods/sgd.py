@@ -6,6 +6,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from forgetless.methods.base import Method
+from forgetless.methods.cost import Cost, TaskProbe
 from forgetless.methods.view import FinishedTask, View
 
 
@@ -23,6 +24,10 @@ class SGD(Method[None]):
     idle_before_first_task: ClassVar[bool] = True
     recordable: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+
+    def cost(self, probe: TaskProbe) -> Cost:
+        """Nothing."""
+        return Cost(0, 0, 0)
 
     def init(self, view: View) -> None:
         """Nothing to remember."""

@@ -39,6 +39,11 @@ class Axis:
         vectors = vectors.flip(2).to(like).contiguous()
         return cls(vectors, values.flip(1).clamp_min(0).to(like), rest)
 
+    @staticmethod
+    def numbers(moment: Tensor) -> int:
+        """How many `of` stores for a moment (d, d), or a diagonal (d,)."""
+        return moment.numel() + 1 + (len(moment) if moment.dim() == 2 else 0)
+
     @property
     def is_standard(self) -> bool:
         """Whether the basis is the standard one."""
@@ -131,6 +136,12 @@ class Eigenbasis:
     def empty(cls) -> Self:
         """The eigenbasis before the first task, of no parameter."""
         return cls({}, {}, {}, {}, {})
+
+    @staticmethod
+    def numbers_of(moments: Moments) -> int:
+        """How many the eigenbasis of one network's moments has, which need no data for that."""
+        sides = (*moments.outputs.values(), *moments.inputs.values())
+        return sum(map(Axis.numbers, sides)) + sum(s.numel() for s in moments.squares.values())
 
     def sides(self, weight: str) -> tuple[Axis, Axis]:
         """Its outputs' side and its inputs' side."""

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 
+from forgetless.support.errors import MemoryShortageError
+from forgetless.support.options import format_bytes
+
 
 def free_memory(device: torch.device) -> float:
     """Free bytes of a GPU, or of main memory without swapping; infinite if unknown."""
@@ -17,6 +20,32 @@ def free_memory(device: torch.device) -> float:
     except (OSError, ValueError):
         pass  # a system without it
     return _pages("SC_AVPHYS_PAGES")
+
+
+def shortage_of(what: str, needed: float, device: torch.device) -> str:
+    """A sentence if so many bytes are not free, otherwise "".
+
+    Arguments:
+        what: takes them.
+        needed: bytes.
+        device: where.
+    """
+    free = free_memory(device)
+    if device.type == "cuda":  # torch gives memory that it holds and does not use
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if needed <= free:
+        return ""
+    return (
+        f"{what} takes {format_bytes(needed)} of memory, and {format_bytes(free)} are free: leave "
+        "out large layers with exclude=, or store less"
+    )
+
+
+def require_memory(what: str, needed: float, device: torch.device) -> None:
+    """Reject what does not fit the memory that is free; arguments as of `shortage_of`."""
+    sentence = shortage_of(what, needed, device)
+    if sentence:
+        raise MemoryShortageError(sentence)
 
 
 def total_memory(device: torch.device) -> float:

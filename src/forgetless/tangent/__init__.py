@@ -4,11 +4,12 @@ from forgetless.tangent.arguments import chosen_names, require_one_precision, ta
 from forgetless.tangent.chunks import Known
 from forgetless.tangent.evaluation import Batch, call_with, eval_mode, true_class
 from forgetless.tangent.features import TangentFeatures, features_of, top_weights_of_each
-from forgetless.tangent.inputs import InputMoments, input_moments, layer_inputs
+from forgetless.tangent.inputs import InputMoments, input_moments, layer_inputs, moment_shape
 from forgetless.tangent.moments import (
     Moments,
     drawn_likelihood,
     kronecker_moments,
+    moment_shapes,
     probed,
 )
 from forgetless.tangent.slices import sliced_features
@@ -45,6 +46,8 @@ __all__ = [
     "kronecker_moments",
     "layer_inputs",
     "merged",
+    "moment_shape",
+    "moment_shapes",
     "principal_weights",
     "probed",
     "require_one_precision",

@@ -112,6 +112,7 @@ def input_moments(
     batches: Sequence[Batch],
     *,
     names: Sequence[str],
+    moment: Callable[[Tensor], Tensor] | None = None,
 ) -> InputMoments:
     """The moments of the inputs that each weight multiplies, in eval mode.
 
@@ -124,8 +125,9 @@ def input_moments(
         values: parameters and buffers, by name.
         batches: the samples.
         names: the wanted parameters.
+        moment: in place of `second_moment`; `moment_shape` for the shapes alone.
     """
-    sums = _InputSums.of(module, names)
+    sums = _InputSums.of(module, names, moment or second_moment)
     buffers = {name: values.get(name, b).clone() for name, b in module.named_buffers()}
     values = {**values, **buffers}
     with eval_mode(module):
@@ -158,16 +160,20 @@ class _InputSums:
 
     Arguments:
         own: layer → the names of its weight and of the bias that only this weight has.
+        moment: from rows x to Σ x xᵀ.
         sums: weight → Σ x xᵀ, and the number of rows.
         others: parameters that were used outside of these layers.
     """
 
     own: Mapping[nn.Module, Sequence[str]]
+    moment: Callable[[Tensor], Tensor]
     sums: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, module: nn.Module, names: Sequence[str]) -> "_InputSums":
+    def of(
+        cls, module: nn.Module, names: Sequence[str], moment: Callable[[Tensor], Tensor]
+    ) -> "_InputSums":
         """Of the layers with a wanted weight."""
         named, wanted = {id(p): name for name, p in module.named_parameters()}, set(names)
         pairs: dict[nn.Module, tuple[str | None, str | None]] = {}
@@ -183,7 +189,7 @@ class _InputSums:
             alone = sum(weight == w or bias == b for w, b in distinct) == 1
             if weight is not None:
                 own[layer] = (weight,) if bias is None or not alone else (weight, bias)
-        return cls(own)
+        return cls(own, moment)
 
     @contextmanager
     def _watching(self, act: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
@@ -228,7 +234,7 @@ class _InputSums:
                 weight, *bias = self.own[layer]
                 if bias:
                     rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-                moment, count = second_moment(rows), len(rows)
+                moment, count = self.moment(rows), len(rows)
             if weight in self.sums:
                 known, before = self.sums[weight]
                 moment, count = known.add_(moment), before + count
@@ -255,6 +261,11 @@ class _InputSums:
 def second_moment(rows: Tensor) -> Tensor:
     """Σ_i x_i x_iᵀ of rows (N, d), in float64."""
     return sum((float64(x.mT @ x) for x in rows.split(_ROWS)), float64(rows.new_zeros(())))
+
+
+def moment_shape(rows: Tensor) -> Tensor:
+    """What `second_moment` will give, as a tensor on the device "meta", which has no data."""
+    return torch.empty(2 * rows.shape[1:], dtype=torch.float64, device="meta")
 
 
 def row_step(x: Tensor, layer: nn.Module, passes: float) -> int:

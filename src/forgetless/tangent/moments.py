@@ -13,6 +13,7 @@ single sample is computed.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, final
 
 import torch
@@ -22,7 +23,7 @@ from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
 from forgetless.support.json_tensors import json_tensor, json_value
-from forgetless.support.memory import free_memory
+from forgetless.support.memory import free_memory, require_memory
 from forgetless.support.options import format_bytes
 from forgetless.tangent.autograd import ParameterUses
 from forgetless.tangent.capture import refuse_interacting
@@ -145,6 +146,39 @@ def kronecker_moments(
     return replace(found, squares={**found.squares, **squares})
 
 
+def moment_shapes(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    batch: Batch | None,
+    scalar: Scalar,
+    *,
+    names: Sequence[str],
+) -> Moments:
+    """What `kronecker_moments` will give, as tensors on the device "meta", which have no data.
+
+    Arguments:
+        batch: a few samples, whose forward pass shows which layers run and share their inputs;
+            None counts every layer with inputs of its own.
+        module, values, scalar, names: as of `kronecker_moments`.
+    """
+    some = Batch((), {}, ()) if batch is None else batch
+    evaluation = Evaluation.at(module, values, names, some, scalar, lasting=True)
+    sums = _Sums(evaluation, 1)
+    layers = {*sums.uses}
+    if batch is not None:
+        layers = sums.run(evaluation)
+    for layer in layers & {*sums.uses}:
+        sums.uses[layer].take_shapes()
+    found = sums.moments()
+    covered = {*found.outputs, *found.biases.values()}
+    rest = [name for name in names if name not in covered]
+    return replace(found, squares={name: _shape_only(values[name].shape) for name in rest})
+
+
+def _shape_only(shape: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(shape), dtype=torch.float64, device="meta")
+
+
 def probed(outputs: Tensor, signs: Tensor) -> Tensor:
     """Σ_k ξ_k s_k with random signs ξ: (n, K), (n, K) → (n,).
 
@@ -222,15 +256,27 @@ class _Use:
     def add_up(self, ranks: Ranks) -> None:
         """Replace the sums by those over all processes."""
         weight: Any = self.layer.weight
-        r, c = len(weight), weight[0].numel()
-        wide = self.is_embedding or r > _LARGEST
+        of_outputs, of_inputs = self.shapes
         device = weight.device
         self.count = int(ranks.sum(torch.tensor(self.count)))
-        self.outputs = ranks.sum(_or_zeros(self.outputs, (r,) if wide else (r, r), device))
+        self.outputs = ranks.sum(_or_zeros(self.outputs, of_outputs, device))
         if self.source is self:
-            self.inputs = ranks.sum(_or_zeros(self.inputs, (c, c), device))
+            self.inputs = ranks.sum(_or_zeros(self.inputs, of_inputs, device))
         if self.source is self and not self.is_embedding:
-            self.mean = ranks.sum(_or_zeros(self.mean, (c,), device))
+            self.mean = ranks.sum(_or_zeros(self.mean, of_inputs[:1], device))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of the sums over outputs and inputs."""
+        weight: Any = self.layer.weight
+        r, c = len(weight), weight[0].numel()
+        return ((r,) if self.is_embedding or r > _LARGEST else (r, r)), (c, c)
+
+    def take_shapes(self) -> None:
+        """Sums without data."""
+        self.outputs, self.inputs = map(_shape_only, self.shapes)
+        self.mean = None if self.is_embedding else self.inputs[0]
+        self.count = 1
 
     def sides(self, with_bias: bool = False) -> tuple[Tensor, Tensor] | None:
         """G and A; None if no gradient went through the layer."""
@@ -308,12 +354,21 @@ class _Sums:
         """How many samples go through the network at once."""
         return max(1, min(self.most, _BYTES // self.sample_bytes)) if self.seen else _FIRST
 
+    def run(self, evaluation: Evaluation) -> set[nn.Module]:
+        """The layers that run on some samples, with inputs shared as these show."""
+        runs: list[_Run] = []
+        with evaluation.running():
+            self._forward(evaluation, runs)
+        self._share_inputs(runs)
+        return {run.layer for run in runs}
+
     def add(self, evaluation: Evaluation) -> None:
         """Some samples."""
         runs: list[_Run] = []
         with evaluation.running():
             scalars = self._forward(evaluation, runs)
             self._share_inputs(runs)
+            self._check_memory(runs)
             for run in runs:
                 if run.layer in self.uses:
                     self.uses[run.layer].add_inputs(run.x, self.samples / evaluation.n)
@@ -359,6 +414,16 @@ class _Sums:
             self.elsewhere |= watched.elsewhere
             for handle in handles:
                 handle.remove()
+
+    def _check_memory(self, runs: Sequence[_Run]) -> None:
+        """Reject a network whose moments together fit no memory, before they take any."""
+        if self.seen:
+            return
+        uses = {self.uses[run.layer] for run in runs if run.layer in self.uses}
+        numbers = sum(
+            prod(use.shapes[0]) + (prod(use.shapes[1]) if use.source is use else 0) for use in uses
+        )
+        require_memory("the sum of all layers' moments", 8 * numbers, self.device)
 
     def _share_inputs(self, runs: Sequence[_Run]) -> None:
         """Let linear layers that always have the same inputs share their sums."""

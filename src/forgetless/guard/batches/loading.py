@@ -120,6 +120,22 @@ class TaskData:
                 yield unpacked(batch, self.unpack)
 
     @property
+    def known_size(self) -> int | None:
+        """The size, if it can be had without a pass over data that are not in memory."""
+        in_memory = isinstance(self.loader, list)
+        return self.size if in_memory or self.dataset is not None else None
+
+    def few(self, count: int) -> Part:
+        """The first samples, which draws no random number where there is an indexed dataset."""
+        if self.dataset is None:
+            first = self.first()
+        else:
+            first = next(self.at(range(min(count, len(self.dataset)))), None)
+        if first is None:
+            raise NoSamplesError("the loader has no samples")
+        return first.mapped(lambda t: t[:count])
+
+    @property
     def size(self) -> int:
         """How many samples the loader gives."""
         loader: Any = self.loader

@@ -1,0 +1,125 @@
+"""What storing a task will cost, before anything runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from forgetless.guard.batches.outputs import logits_of
+from forgetless.guard.batches.samples import Part, StoredSamples
+from forgetless.guard.model import GuardedModel
+from forgetless.linalg import float64
+from forgetless.methods.cost import Work
+from forgetless.support.options import format_bytes
+from forgetless.tangent import eval_mode
+
+# Sizes at which a machine's speed is measured: of products, eigenvalue problems, and copies.
+_PRODUCT, _EIGEN, _COPY = 512, 256, 1 << 22
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """What `end_task` will cost; None where it is unknown.
+
+    Arguments:
+        storage: the way of storing, in words.
+        bytes: the least and the most that all tasks take afterwards, without the drift check's
+            samples; equal where they follow from the shapes of the layers.
+        peak: bytes beside the model and its activations while the task is stored, about.
+        seconds: of `end_task`, an estimate.
+        step_seconds: what a step takes longer afterwards, roughly, if all directions are protected.
+        shortage: why the memory will not suffice; "" if it will.
+        notes: what the numbers rest on.
+    """
+
+    storage: str
+    bytes: tuple[int, int] | None
+    peak: int | None
+    seconds: float | None
+    step_seconds: float | None
+    shortage: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.bytes is None:
+            return "\n".join(["the cost of storing the task is unknown", *self.notes])
+        least, most = self.bytes
+        size = format_bytes(most) if least == most else f"at most {format_bytes(most)}"
+        lines = [f"{size} after the task, {self.storage}"]
+        lines += [] if self.peak is None else [f"  at the peak: about {format_bytes(self.peak)}"]
+        if self.seconds is not None:
+            lines.append(f"  end_task: about {self.seconds:.2g} s")
+        if self.step_seconds is not None:
+            lines.append(f"  every step after it: roughly {1e3 * self.step_seconds:.2g} ms")
+        return "\n".join([*lines, *([self.shortage] if self.shortage else []), *self.notes])
+
+
+@final
+class Speed:
+    """The speed of a model on its device, measured as it is asked for.
+
+    Arguments:
+        model: the model.
+        samples: a few samples.
+    """
+
+    def __init__(self, model: GuardedModel, samples: StoredSamples) -> None:
+        self._model = model
+        self._samples = samples
+        self._like = model.parameters.empty()
+
+    def seconds(self, work: Work) -> float:
+        """How long some work takes, about."""
+        kinds: dict[str, Callable[[], float]] = {
+            "passes": self._of_pass,
+            "products": self._of_product,
+            "cubes": self._of_cube,
+            "bytes": self._of_byte,
+        }
+        amounts = {kind: getattr(work, kind) for kind in kinds}
+        taken = [amount * kinds[kind]() for kind, amount in amounts.items() if amount]
+        return float(sum(taken))
+
+    def _of_pass(self) -> float:
+        """One sample forward and backward."""
+        theta = self._model.parameters.read()
+        with eval_mode(self._model.module):
+            taken = self._timed(lambda: self._model.gradient(self._samples, theta, self._sum))
+        return taken / len(self._samples)
+
+    def _sum(self, outputs: Any, part: Part) -> Tensor:
+        """A number with a gradient in all outputs, or in those that the user chose."""
+        chosen = self._model.output
+        if not callable(chosen):
+            return logits_of(outputs).sum()
+        target = () if part.target is None else (part.target,)
+        return chosen(outputs, *target).sum()
+
+    def _of_product(self) -> float:
+        square = self._ones(_PRODUCT, _PRODUCT)
+        return self._timed(lambda: square @ square) / _PRODUCT**3
+
+    def _of_cube(self) -> float:
+        square = float64(self._ones(_EIGEN, _EIGEN))
+        square = square / (1 + torch.arange(_EIGEN).to(square))
+        square = square + square.mT
+        return self._timed(lambda: torch.linalg.eigh(square)[0]) / _EIGEN**3
+
+    def _of_byte(self) -> float:
+        row = self._ones(_COPY)
+        return self._timed(lambda: row + row) / (2 * row.nbytes)
+
+    def _ones(self, *shape: int) -> Tensor:
+        return self._like.new_ones(shape)
+
+    def _timed(self, act: Callable[[], Tensor]) -> float:
+        """Seconds of the second run; `float` waits for a GPU."""
+        act()
+        float(act().sum())
+        began = perf_counter()
+        float(act().sum())
+        return perf_counter() - began
