@@ -72,13 +72,7 @@ class KronOGD(Orthogonal):
         """The energy; also where the method chose it by itself, for its choice has bounds."""
         if self.energy is not None:
             return super().advice(more=more)
-        return (
-            f"set energy, {'0.99 or 0.999' if more else '0.95 or 0.9'} in place of its own choice"
-        )
-
-    def cost(self, probe: TaskProbe) -> Cost:
-        """The eigenbasis, and where the present task began if the threshold needs that."""
-        return cost_of_eigenbasis(probe, self.samples, vectors=int(self.energy is None))
+        return f"set energy to {'0.99 or 0.999' if more else '0.95 or 0.9'}, which it now chooses"
 
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""
