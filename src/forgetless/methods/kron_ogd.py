@@ -18,9 +18,9 @@ class KronOGD(Orthogonal):
     K-FAC's moments of a layer's per-sample gradients, G ⊗ A, have the eigenvectors u_i ⊗ v_j with
     energies γ_i α_j. Over all layers together the coordinates with the largest energies are
     protected, until they hold a share of the total: ΔW ← ΔW − U [(Uᵀ ΔW V) ∘ M] Vᵀ. G and A are
-    means over the tasks so far, so what is stored, r² + c² numbers for a weight (r, c), does not
-    grow, and holds no samples. This is PCA-OGD in a cheap basis; with G = I it is GPM (Saha, Garg
-    and Roy 2021).
+    means over the tasks so far, so what is stored, about r² + c² numbers for a weight (r, c) at
+    most, is bounded for any number of tasks, and holds no samples. This is PCA-OGD in a cheap
+    basis; with G = I it is GPM (Saha, Garg and Roy 2021).
 
     G is taken at the weights at the end of a task. As these move, other gradients come to matter,
     so G is shrunk towards the identity: G ← (1 − ρ) G + ρ tr(G) / r · I. Inputs that a layer does
