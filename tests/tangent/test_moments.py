@@ -280,3 +280,79 @@ def test_drawn_labels_of_sequences_are_counted_where_they_should_be():
     counted = torch.tensor([[True, False, True, True], [False, False, False, True]])
     drawn_likelihood(logits, torch.rand(2, 4), counted).sum().backward()
     assert torch.equal(logits.grad.abs().sum(2) > 0, counted)
+
+
+class TorchAttention(nn.Module):
+    """Self-attention, or with keys of its own, and a linear layer after it."""
+
+    def __init__(self, crossed=False, **settings):
+        super().__init__()
+        self.crossed = crossed
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True, **settings)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        keys = 2 * x if self.crossed else x
+        mixed, _ = self.attention(x, keys, keys, need_weights=False)
+        return self.head(mixed).mean(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_projections_of_self_attention(bias):
+    """For samples of one position the gradient is one product, whose moments follow from it."""
+    model = built(lambda: TorchAttention(bias=bias))
+    x = random(7, 1, 4)
+    found = moments_of(model, x[:3], x[3:])
+    assert not found.squares
+    assert {w for w in found.outputs if w in found.biases} == (
+        {"attention.in_proj_weight", "attention.out_proj.weight", "head.weight"}
+        if bias
+        else {"head.weight"}
+    )
+    rows = by_loop(model, x)
+    for name in ("attention.in_proj_weight", "attention.out_proj.weight"):
+        gradients = rows[:, columns_of(model, name)].view(len(rows), -1, 4)
+        a = x[:, 0] if "in_proj" in name else _attended(model, x)
+        of_row = a.repeat_interleave(3, 0)  # one row for each of three outputs
+        delta = (gradients @ of_row.unsqueeze(2))[..., 0] / of_row.square().sum(1, keepdim=True)
+        torch.testing.assert_close(found.outputs[name], delta.T @ delta, **CLOSE)
+        a = with_one(a) if bias else a
+        torch.testing.assert_close(found.inputs[name], a.T @ a / len(a), **CLOSE)
+
+
+def _attended(model, x):
+    """Of one position: its values."""
+    attention = model.attention
+    bias = 0 if attention.in_proj_bias is None else attention.in_proj_bias[8:]
+    return (x[:, 0] @ attention.in_proj_weight[8:].T + bias).detach()
+
+
+def test_cross_attention_has_the_exact_diagonal_of_its_inputs_weight():
+    model = built(lambda: TorchAttention(crossed=True))
+    x = random(7, 5, 4)
+    found, rows = moments_of(model, x), by_loop(model, x)
+    assert {*found.squares} == {"attention.in_proj_weight", "attention.in_proj_bias"}
+    for name, square in found.squares.items():
+        expected = rows[:, columns_of(model, name)].square().sum(0)
+        torch.testing.assert_close(square.flatten(), expected, **CLOSE)
+
+
+def test_attention_among_its_own_outputs():
+    """Positions: G is the sum over them of δ δᵀ, with δ by autograd at the projection's bias."""
+    model = built(TorchAttention)
+    x = random(6, 5, 4)
+    found = moments_of(model, x)
+    a = with_one(x.flatten(0, 1))
+    torch.testing.assert_close(found.inputs["attention.in_proj_weight"], a.T @ a / len(a), **CLOSE)
+    weight, bias = model.attention.in_proj_weight, model.attention.in_proj_bias
+    expected = torch.zeros(12, 12, dtype=torch.float64)
+    projected = (x @ weight.T + bias).detach().requires_grad_()
+    q, k, v = (part.unflatten(2, (2, 2)).transpose(1, 2) for part in projected.chunk(3, 2))
+    mixed = torch.softmax(q @ k.mT / 2**0.5, -1) @ v
+    outputs = model.head(model.attention.out_proj(mixed.transpose(1, 2).flatten(2))).mean(1)
+    torch.testing.assert_close(outputs, model(x))
+    for column in outputs.sum(0):
+        (delta,) = torch.autograd.grad(column, projected, retain_graph=True)
+        delta = delta.flatten(0, 1)
+        expected += delta.T @ delta
+    torch.testing.assert_close(found.outputs["attention.in_proj_weight"], expected, **CLOSE)

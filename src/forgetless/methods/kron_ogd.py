@@ -19,9 +19,9 @@ class KronOGD(Orthogonal):
     K-FAC's moments of a layer's per-sample gradients, G ⊗ A, have the eigenvectors u_i ⊗ v_j with
     energies γ_i α_j. Over all layers together the coordinates with the largest energies are
     protected, until they hold a share of the total: ΔW ← ΔW − U [(Uᵀ ΔW V) ∘ M] Vᵀ. G and A are
-    means over the tasks so far, so what is stored, r² + c² numbers for a weight (r, c), does not
-    grow, and holds no samples. This is PCA-OGD in a cheap basis; with G = I it is GPM (Saha, Garg
-    and Roy 2021).
+    means over the tasks so far, so what is stored, about r² + c² numbers for a weight (r, c) at
+    most, is bounded for any number of tasks, and holds no samples. This is PCA-OGD in a cheap
+    basis; with G = I it is GPM (Saha, Garg and Roy 2021).
 
     G is taken at the weights at the end of a task. As these move, other gradients come to matter,
     so G is shrunk towards the identity: G ← (1 − ρ) G + ρ tr(G) / r · I. Inputs that a layer does
@@ -73,6 +73,10 @@ class KronOGD(Orthogonal):
         if self.energy is not None:
             return super().advice(more=more)
         return f"set energy to {'0.99 or 0.999' if more else '0.95 or 0.9'}, which it now chooses"
+
+    def cost(self, probe: TaskProbe) -> Cost:
+        """The eigenbasis, and where the present task began if the threshold needs that."""
+        return cost_of_eigenbasis(probe, self.samples, vectors=int(self.energy is None))
 
     def init(self, view: View) -> Directions:
         """Nothing is protected yet."""

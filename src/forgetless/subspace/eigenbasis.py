@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
+from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.support.errors import ConfigError, DataError
 from forgetless.support.layout import Growth, Layout
 from forgetless.tangent import Moments
+
+# Rows of a moment above which other ways to its eigenvectors than `eigh` in float64 pay.
+_LARGE = 1024
 
 
 @final
@@ -20,6 +24,7 @@ class Axis:
 
     Arguments:
         vectors: the k strongest eigenvectors in columns, (S, d, k); k = 0 for the standard basis.
+            Zeros stand for no eigenvector, of an eigenvalue 0.
         values: their eigenvalues, (S, k), strongest first; in the standard basis (S, d), unsorted.
         rest: the mean of the eigenvalues that were cut away, (S,).
     """
@@ -30,14 +35,23 @@ class Axis:
 
     @classmethod
     def of(cls, moment: Tensor, like: Tensor) -> Self:
-        """All eigenvectors of a moment (S, d, d), or the standard basis for a diagonal (S, d)."""
+        """The eigenvectors of a moment (S, d, d), or the standard basis for a diagonal (S, d).
+
+        Those of a large moment's null space, if that is half of all or more, are left out.
+        """
         moment, rest = _finite(moment), like.new_zeros(len(moment))
         if moment.dim() == 2:
             return cls(like.new_zeros(*moment.shape, 0), moment.to(like), rest)
-        values, vectors = torch.linalg.eigh(moment)
+        if moment.device.type == "cpu" and moment.shape[1] >= _LARGE:
+            pairs = [_eigenvectors(one, like) for one in moment]
+            most = max(len(values) for values, _ in pairs)  # vectors of zeros have no energy
+            values = torch.stack([pad(values, (0, most - len(values))) for values, _ in pairs])
+            vectors = torch.stack([pad(v, (0, most - v.shape[1])) for _, v in pairs])
+        else:
+            values, vectors = torch.linalg.eigh(moment)
+            values, vectors = values.flip(1), vectors.flip(2)
         # Contiguous, as after loading: products of other strides are rounded in another way.
-        vectors = vectors.flip(2).to(like).contiguous()
-        return cls(vectors, values.flip(1).clamp_min(0).to(like), rest)
+        return cls(vectors.to(like).contiguous(), values.clamp_min(0).to(like), rest)
 
     @staticmethod
     def numbers(moment: Tensor) -> int:
@@ -79,8 +93,8 @@ class Axis:
         """q_iᵀ M q_i of another moment M for the first vectors, (S, count)."""
         if self.is_standard:
             return _diagonal(moment)[:, :count]
-        vectors = self.vectors[:, :, :count].double()
-        return (vectors * (moment @ vectors)).sum(1)
+        vectors = self.vectors[:, :, :count]
+        return (vectors * (moment.to(vectors) @ vectors)).double().sum(1)
 
     def cut(self, count: int) -> Self:
         """The strongest eigenvectors alone; of the standard basis, all."""
@@ -447,6 +461,34 @@ def _by_seed(tensor: Tensor) -> Tensor:
 def _diagonal(moment: Tensor) -> Tensor:
     """Of (S, d, d), or itself if it is one (S, d)."""
     return moment if moment.dim() == 2 else moment.diagonal(dim1=1, dim2=2)
+
+
+def _eigenvectors(moment: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (k,), largest first, and eigenvectors (d, k) of a large moment (d, d) on a CPU.
+
+    A pivoted Cholesky decomposition takes a tenth of the time of eigenvectors. If it finds a rank
+    k ≤ d / 2, up to rounding, L = Q R leaves those of R Rᵀ, (k, k). Otherwise k = d, in the
+    precision of `like`: a moment is a sum of products in that precision. A step of Newton and
+    Schulz then makes the vectors as orthonormal as rounded ones of float64.
+    """
+    d, top = len(moment), float(moment.diagonal().max())
+    tolerance = d * torch.finfo(like.dtype).eps * top
+    found, pivots, rank, _ = dpstrf(moment.numpy(), tol=tolerance, lower=1)
+    if rank <= d // 2:
+        factor = torch.empty(d, max(1, rank), dtype=moment.dtype)
+        factor[torch.from_numpy(pivots).long() - 1] = torch.from_numpy(found)[
+            :, : max(1, rank)
+        ].tril()
+        q, r = torch.linalg.qr(factor)
+        values, vectors = torch.linalg.eigh(r @ r.mT)
+        return values.flip(0), q @ vectors.flip(1)
+    values, vectors = torch.linalg.eigh((moment / top).to(like))
+    values, vectors = top * values.double().flip(0), vectors.flip(1)
+    if like.dtype != torch.float64:
+        vectors = vectors / vectors.double().norm(dim=0).to(like)
+        overlaps = (vectors.mT @ vectors).fill_diagonal_(1)
+        vectors = 1.5 * vectors - vectors @ overlaps / 2
+    return values, vectors
 
 
 def _finite(moment: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ class InputSubspace(Directions):
             old, new = tasks / (tasks + 1), 1 / (tasks + 1)
             axis = axes[name].averaged(moment, old, new) if tasks else Axis.of(moment, like)
             values = float64(axis.values)
-            rounding = values.shape[1] * torch.finfo(like.dtype).eps * values[:, :1]
+            rounding = axis.vectors.shape[1] * torch.finfo(like.dtype).eps * values[:, :1]
             least = torch.where(values > rounding, values, torch.inf).amin(1, keepdim=True)
             protected = (values > ratio * least) & (values > rounding)
             axes[name] = axis

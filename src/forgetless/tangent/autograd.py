@@ -4,12 +4,14 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
+from types import FunctionType
 from typing import Any, final
 
 import torch
 import torch._C._functorch as functorch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.functional import linear, multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
 from forgetless.linalg import float64
@@ -146,8 +148,29 @@ def autograd_check(
     return AutogradCheck(weights, gradients, lengths, 30 * eps * hypot(*lengths.values()), eps)
 
 
+# Attention asks whether a mode is active, and then shows it the call alone, not its products.
+_ATTENTION = FunctionType(
+    multi_head_attention_forward.__code__,
+    {**multi_head_attention_forward.__globals__, "has_torch_function": lambda tensors: False},
+    argdefs=multi_head_attention_forward.__defaults__,
+)
+
 # Of their second argument these functions take only the type or the shape.
 _LIKE_ANOTHER = {Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as}
+
+
+@final
+@dataclass(frozen=True)
+class Product:
+    """A product x Wᵀ + b by `linear` that a larger layer, such as attention, computes itself.
+
+    Arguments:
+        own: the names of W and b.
+        tell: what is called with x and the product.
+    """
+
+    own: Collection[str]
+    tell: Callable[[Tensor, Tensor], None]
 
 
 @final
@@ -159,10 +182,14 @@ class ParameterUses(TorchFunctionMode):
 
     Arguments:
         leaves: the parameters by name, as the network is called with them.
+        products: by weight, those that are not in a layer's run, and yet no other uses.
     """
 
-    def __init__(self, leaves: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, leaves: Mapping[str, Tensor], products: Mapping[str, Product] | None = None
+    ) -> None:
         super().__init__()
+        self._products = products or {}
         self.elsewhere: set[str] = set()  # parameters used outside of their layers
         self._names = {id(leaf): name for name, leaf in leaves.items()}
         self._running: list[Collection[str]] = []
@@ -183,13 +210,26 @@ class ParameterUses(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
+        if func is multi_head_attention_forward and self._products:
+            with self:
+                return _ATTENTION(*args, **given)
         found = func(*args, **given)
         counted = args[:1] if func in _LIKE_ANOTHER else (args, given)
         used = {self._names.get(id(_unwrapped(tensor))) for tensor in _tensors(counted)} - {None}
         if used and (_transforms() or any(tensor.requires_grad for tensor in _tensors(found))):
-            own = self._running[-1] if self._running else ()
+            own = self._running[-1] if self._running else self._told(func, args, found)
             self.elsewhere |= {name for name in used if name is not None and name not in own}
         return found
+
+    def _told(
+        self, func: Callable[..., Any], args: tuple[Any, ...], output: Any
+    ) -> Collection[str]:
+        """The names of W and b, if this is one of the products; then it is told."""
+        name = self._names.get(id(args[1]), "") if func is linear and len(args) > 1 else ""
+        if name not in self._products:
+            return ()
+        self._products[name].tell(args[0], output)
+        return self._products[name].own
 
 
 def _transforms() -> bool:

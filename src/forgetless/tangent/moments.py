@@ -25,7 +25,7 @@ from forgetless.support.errors import ConfigError
 from forgetless.support.json_tensors import json_tensor, json_value
 from forgetless.support.memory import free_memory, require_memory
 from forgetless.support.options import format_bytes
-from forgetless.tangent.autograd import ParameterUses
+from forgetless.tangent.autograd import ParameterUses, Product
 from forgetless.tangent.capture import refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
 from forgetless.tangent.features import features_of
@@ -110,9 +110,10 @@ def kronecker_moments(
 ) -> Moments:
     """The moments of the gradients of K scalars per sample, summed over the K.
 
-    Linear layers, convolutions without groups, and embeddings have Kronecker factors, with the bias
-    of the same layer. A weight that several layers share has one product for the sum of theirs,
-    with its trace. Every other parameter has its exact diagonal.
+    Linear layers, convolutions without groups, embeddings and the projections of self-attention in
+    `nn.MultiheadAttention` have Kronecker factors, with the bias of the same layer. A weight that
+    several layers share has one product for the sum of theirs, with its trace. Every other
+    parameter has its exact diagonal.
 
     Arguments:
         module: the network, in eval mode (a sample's output must not depend on the others).
@@ -255,9 +256,8 @@ class _Use:
 
     def add_up(self, ranks: Ranks) -> None:
         """Replace the sums by those over all processes."""
-        weight: Any = self.layer.weight
         of_outputs, of_inputs = self.shapes
-        device = weight.device
+        device = self.matrix.device
         self.count = int(ranks.sum(torch.tensor(self.count)))
         self.outputs = ranks.sum(_or_zeros(self.outputs, of_outputs, device))
         if self.source is self:
@@ -266,9 +266,16 @@ class _Use:
             self.mean = ranks.sum(_or_zeros(self.mean, of_inputs[:1], device))
 
     @property
+    def matrix(self) -> Tensor:
+        """The layer's weight; of self-attention that of its three projections."""
+        own: Any = self.layer._parameters
+        found: Tensor = own.get("weight", own.get("in_proj_weight"))
+        return found
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Those of the sums over outputs and inputs."""
-        weight: Any = self.layer.weight
+        weight = self.matrix
         r, c = len(weight), weight[0].numel()
         return ((r,) if self.is_embedding or r > _LARGEST else (r, r)), (c, c)
 
@@ -329,7 +336,18 @@ class _Sums:
         wanted = set(evaluation.names)
         self.own: dict[nn.Module, dict[str, str]] = {}  # layer → its parameters' names
         self.uses: dict[nn.Module, _Use] = {}
+        self.bare: dict[str, nn.Module] = {}  # weight → the part of attention that it belongs to
         for layer in evaluation.module.modules():
+            if type(layer) is nn.MultiheadAttention:
+                # It runs `linear` by itself, with its own weight and that of a part.
+                for part, kind in (layer, "in_proj_"), (layer.out_proj, ""):
+                    weight, bias = (
+                        names.get(id(part._parameters.get(kind + of)), "")
+                        for of in ("weight", "bias")
+                    )
+                    if weight in wanted:
+                        self.uses[part] = _Use(part, weight, bias if bias in wanted else "")
+                        self.bare[weight] = part
             if type(layer) not in RULES:
                 continue
             found = {kind: names[id(p)] for kind, p in layer.named_parameters(recurse=False)}
@@ -388,7 +406,15 @@ class _Sums:
     def _forward(self, evaluation: Evaluation, runs: list[_Run]) -> Tensor:
         """The scalars, on the way to which every run of a layer is noted."""
         leaves = evaluation.leaves()
-        watched = ParameterUses(leaves)
+
+        def of_attention(part: nn.Module) -> Product:
+            use = self.uses[part]
+            return Product(
+                (use.weight, use.bias),
+                lambda x, output: runs.append(_Run(part, x.detach(), output)),
+            )
+
+        watched = ParameterUses(leaves, {w: of_attention(part) for w, part in self.bare.items()})
 
         def begin(layer: nn.Module, args: object) -> None:
             watched.begin(self.own[layer].values())
