@@ -337,6 +337,24 @@ def test_what_is_trained_only_later_is_warned_of():
         chosen.end_task(task(0))
 
 
+@pytest.mark.parametrize("options", [{}, {"params": ["0"]}, {"exclude": ["2"]}])
+def test_an_optimizer_that_the_guard_was_not_given(options):
+    model = mlp()
+    body, head = (optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
+    guard = Guard(model, body, OGD(5), **options)
+    for _ in range(6):
+        train(model, body, task(0), steps=1)
+        head.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        guard.end_task(task(0))
+        guard.end_task(task(1))
+    said = [str(one.message) for one in caught]
+    assert [text.partition(" is trained by an optimizer")[0] for text in said] == (
+        [] if options else ["2.weight"]
+    )
+
+
 def test_a_parameter_group_that_is_added_later():
     """Protected parameters are guarded in any group, others are told of at the next step, once."""
     model = mlp()

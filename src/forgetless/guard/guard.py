@@ -27,6 +27,7 @@ from forgetless.guard.parameters import (
     grown_names,
     protected_names,
     unprotected,
+    untrained_versions,
 )
 from forgetless.guard.report import MemoryReport, Stats, directions_report, samples_report
 from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
@@ -50,6 +51,7 @@ from forgetless.tangent.evaluation import eval_mode
 
 _TRIED = 64  # samples that an estimate runs
 
+_LOADS = 4  # changes of a parameter that may be weights that were loaded; a training has many
 _OWN = 20  # times that a guarded step reads or writes all weights besides the method
 
 
@@ -144,6 +146,7 @@ class Guard:
         self._exclude = exclude
         self._chosen = None if params is None else chosen
         self._warned_of: set[str] = set()
+        self._others = {} if params is not None else untrained_versions(module, optimizers, exclude)
         self.ranks = training_ranks(model, self._parameters.tensors, method, process_group)
         if self.ranks is not None and method.needs_batch:
             raise ConfigError(
@@ -561,6 +564,15 @@ class Guard:
                 "protected: call guard.adopt(model, optimizer), or choose by params= what is "
                 "protected if that is meant"
             )
+        versions = untrained_versions(module, optimizers, exclude)
+        moved = [n for n, v in versions.items() if v > self._others.get(n, v) + _LOADS]
+        if moved and moved[0] not in known:
+            self._warned_of |= {*moved}
+            warn_caller(
+                f"{moved[0]} is trained by an optimizer that the guard was not given, so it is not "
+                "protected: make the guard with all of them, Guard(model, [a, b], …), or choose by "
+                "params= what is protected if that is meant"
+            )
 
     def _warn_of_blind(self, names: Sequence[str]) -> None:
         """Warn, once for each, of parameters whose gradient was zero when the task was stored."""
@@ -570,9 +582,10 @@ class Guard:
             others = f" (and of {len(new) - 1} more)" if new[1:] else ""
             warn_caller(
                 f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
-                "not protected, though it may matter later (the first factor of a fresh LoRA "
-                "adapter, while its second factor is zero): call guard.refresh(loader) after some "
-                "steps, or train the adapter before end_task"
+                "not protected, though it may matter later. The first factor of a fresh LoRA "
+                "adapter is so while its second factor is zero: call guard.refresh(loader) after "
+                "some steps, or train the adapter before end_task. In other layers, see whether "
+                "training has diverged or units have died"
             )
 
     @contextmanager

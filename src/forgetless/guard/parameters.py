@@ -309,6 +309,24 @@ def unprotected(
     ]
 
 
+def untrained_versions(
+    module: nn.Module, optimizers: Sequence[Optimizer], exclude: Sequence[str]
+) -> dict[str, int]:
+    """The versions of the parameters that need a gradient and that none of the optimizers has.
+
+    Arguments:
+        module: the model.
+        optimizers: its optimizers.
+        exclude: names, or beginnings of names, that are excluded.
+    """
+    trained, excluded = _trained(optimizers), _names_under(module, exclude)
+    return {
+        name: p._version
+        for name, p in module.named_parameters()
+        if p.requires_grad and id(p) not in trained and name not in excluded
+    }
+
+
 def _trained(optimizers: Sequence[Optimizer]) -> set[int]:
     """The ids of the optimizers' parameters."""
     return {id(p) for group in _groups(optimizers) for p in group["params"]}

@@ -36,7 +36,7 @@ from forgetless.tangent.rules import RULES, Convolution
 _FIRST, _BYTES = 16, 1 << 28
 _MOST = {"cpu": 512, "cuda": 8192}
 # Outputs of a larger layer, such as those over a vocabulary, have the diagonal alone.
-_LARGEST = 1 << 14
+_LARGEST = 1 << 12
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
