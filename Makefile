@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: demo test browser lint types format bench bench-gpu clean
 
 demo: $(CORE)
-	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,ogd,pca-ogd \
+	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,pca-ogd,kron-ogd \
 	    --tasks 5 --seeds 3 --out runs/demo --overwrite
 	@echo "Open runs/demo/report.html in a browser to see what was forgotten, when and why."
 	@echo "Next, the same on MNIST: $(BIN)/forgetless run rotated-mnist --method pca-ogd --tasks 3"
