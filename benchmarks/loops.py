@@ -275,6 +275,9 @@ def table(record: dict[str, Any]) -> str:
     for method, how in dict.fromkeys((row["method"], row["how"]) for row in record["rows"]):
         cells = []
         for case in cases:
+            if (method, how, case) not in found:
+                cells.append("–")
+                continue
             runs = found[method, how, case]
             old, new = (sum(r["test"][i] for r in runs) / len(runs) for i in (0, 1))
             digits = 2 if CASES[case].is_language else 1
