@@ -33,6 +33,7 @@ from forgetless.guard.report import MemoryReport, Stats, directions_report, samp
 from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
+from forgetless.guard.watch import LOADS
 from forgetless.methods import KronOGD, Method
 from forgetless.methods.cost import TaskProbe, Work
 from forgetless.methods.state import (
@@ -50,8 +51,6 @@ from forgetless.support.streams import stream
 from forgetless.tangent.evaluation import eval_mode
 
 _TRIED = 64  # samples that an estimate runs
-
-_LOADS = 4  # changes of a parameter that may be weights that were loaded; a training has many
 _OWN = 20  # times that a guarded step reads or writes all weights besides the method
 
 
@@ -551,7 +550,7 @@ class Guard:
     def _warn_of_unprotected(self) -> None:
         """Warn, once for each, of a parameter that is trained and should be protected, but is not.
 
-        It was not trained when the guard was made.
+        It was not trained when the guard was made, or is by an optimizer that the guard lacks.
         """
         known = {*self.names, *self._warned_of}
         module, optimizers = self._model.module, self._steps.optimizers
@@ -565,8 +564,9 @@ class Guard:
                 "protected if that is meant"
             )
         versions = untrained_versions(module, optimizers, exclude)
-        moved = [n for n, v in versions.items() if v > self._others.get(n, v) + _LOADS]
-        if moved and moved[0] not in known:
+        trained = [n for n, v in versions.items() if v > self._others.get(n, v) + LOADS]
+        moved = [name for name in trained if name not in known]
+        if moved:
             self._warned_of |= {*moved}
             warn_caller(
                 f"{moved[0]} is trained by an optimizer that the guard was not given, so it is not "

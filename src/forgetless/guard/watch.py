@@ -10,7 +10,7 @@ from forgetless.support.errors import warn_caller
 
 # In-place changes of a parameter between two guarded steps of a task that may be weights that were
 # loaded, or averages swapped in and out; a training has many.
-_LOADS = 4
+LOADS = 4
 _CHECK_EVERY = 50  # steps between looks at the values, for changes that raise no version
 
 
@@ -71,7 +71,7 @@ class Watch:
         by_turns = n & (n - 1) == 0 or n % _CHECK_EVERY == 0
         if not changes and not by_turns:
             return
-        if not (self._may_load and changes <= _LOADS):
+        if not (self._may_load and changes <= LOADS):
             self._warn_if_different()
 
     def between_steps(self) -> None:
@@ -81,7 +81,7 @@ class Watch:
         changes = self._changes()
         # One change of all parameters is what loading them makes. None with other values is a
         # fused optimizer, or an edit of `.data`, which a few steps cannot be told from.
-        most = _LOADS if self._steps or self._may_load else 1
+        most = LOADS if self._steps or self._may_load else 1
         is_load = 0 <= changes <= most if self._steps else 1 <= changes <= most
         if not is_load:
             self._warn_if_different()
