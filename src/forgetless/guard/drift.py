@@ -65,7 +65,7 @@ class TaskDrift:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the outputs have moved far, and for the worse."""
+        """Whether the outputs have moved far and for the worse, or are outvoted by new ones."""
         least = 0.0 if self.changed is None else _RISE
         rose = (
             self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
