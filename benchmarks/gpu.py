@@ -29,10 +29,9 @@ from forgetless.data import build_scenario
 from forgetless.launch.config import resolve
 from forgetless.linalg import project_out
 from forgetless.subspace import DenseSubspace
-from forgetless.subspace.projection import aligned, project_out_rows
+from forgetless.subspace.dense import aligned, project_out_rows
 from forgetless.support.provenance import versions
-from forgetless.training.build import make_learner
-from forgetless.training.models import ModelFactory
+from forgetless.training.build import ModelFactory, make_learner
 
 OUT = Path("results/bench/gpu.json")
 SEEDS = 5

@@ -29,10 +29,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless
+from forgetless.subspace.dense import project_out_rows
 from forgetless.subspace.eigenbasis import Axis
-from forgetless.subspace.projection import project_out_rows
 from forgetless.support.provenance import versions
-from forgetless.training.models import MLP, LeNet
+from forgetless.training.build import MLP, LeNet
 
 OUT = Path("results/bench")
 DIRECTIONS = (0, 100, 1000)

@@ -6,8 +6,8 @@ GPT-2-small's shape, randomly initialised, batches of 8 × 512 tokens, bfloat16 
 task is consolidated (64 directions of 64 sequences' likelihood); more tasks are timed with random
 rows. Reported are the guard's share of a step, and its time against its floor: the bytes of the
 rows, read twice because no cache holds a row, over the measured bandwidth. Then the same with only
-LoRA adapters of rank 16 trained and protected. KronOGD comes first: its step, its `end_task` against
-a forward and a backward pass of the same sequences, and the memory at the peak of each.
+LoRA adapters of rank 16 trained and protected. KronOGD comes first: its step, its `end_task`
+against a forward and a backward pass of the same sequences, and the memory at the peak of each.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forgetless
-from forgetless.subspace.projection import aligned
+from forgetless.subspace.dense import aligned
 
 OUT = Path("results/bench/large.json")
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50257, 512
@@ -172,14 +172,15 @@ class Loop:
                     times.append((time.perf_counter() - start) / STEPS)
         return taken
 
-
     def one_pass(self) -> float:
         """Seconds of a forward and a backward pass of the task's sequences."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         for tokens in self.text.split(BATCH):
             logits = self.model(tokens)
-            functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+            ).backward()
         self.optimizer.zero_grad()
         torch.cuda.synchronize()
         return time.perf_counter() - start

@@ -19,7 +19,7 @@ from forgetless import average_accuracy, fit, forgetting
 from forgetless.data import build_scenario
 from forgetless.launch.config import resolve
 from forgetless.support.provenance import versions
-from forgetless.training.models import ModelFactory
+from forgetless.training.build import ModelFactory
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench" / "tuned.json"
 SCENARIOS = ("rotated-mnist", "permuted-mnist")

@@ -1,6 +1,6 @@
 """Fetch the charting library of the report page with npm, and check its checksums.
 
-    python scripts/fetch_charts.py          # writes src/forgetless/report/page/vendor
+    python scripts/fetch_charts.py          # writes src/forgetless/report/vendor
     python scripts/fetch_charts.py --check  # only compares the present files with the checksums
 
 A page opens from disk without a network, so the package contains the library: Observable Plot and
@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-VENDOR = Path(__file__).parent.parent / "src" / "forgetless" / "report" / "page" / "vendor"
+VENDOR = Path(__file__).parent.parent / "src" / "forgetless" / "report" / "vendor"
 
 # File here → package, version, file in the package, SHA-256.
 FILES = {

@@ -38,12 +38,11 @@ from torch import Tensor, nn
 from forgetless import fit, theory
 from forgetless.data import Scenario, build_scenario
 from forgetless.launch.config import resolve
-from forgetless.launch.method_steps import projections
-from forgetless.launch.rebuild import rebuild
+from forgetless.launch.rebuild import projections, rebuild
 from forgetless.support.provenance import versions
 from forgetless.tangent import tangent_features
 from forgetless.trace import Trace
-from forgetless.training.models import ModelFactory
+from forgetless.training.build import ModelFactory
 
 OUT = Path("results/theory/unprotected.json")
 SAMPLES = 100  # of each task, for features and changes

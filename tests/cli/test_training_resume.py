@@ -7,8 +7,8 @@ import pytest
 
 from forgetless import load_trace
 from forgetless.launch import runs
+from forgetless.support.files import FolderLock
 from forgetless.trace.checkpoint import checksum
-from forgetless.trace.lock import FolderLock
 from forgetless.training.learner import Learner
 from tests.conftest import forgetless
 

@@ -12,8 +12,7 @@ import sklearn.datasets
 import torch
 
 from forgetless.data import cifar
-from forgetless.data.catalogue import SOURCES
-from forgetless.data.sources import fetch, find_source, load_source
+from forgetless.data.datasets import SOURCES, fetch, find_source, load_source
 from forgetless.support.errors import DataError
 
 REAL = os.environ.get("FORGETLESS_DATA", "")

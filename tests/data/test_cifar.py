@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from forgetless.data import cifar
 from forgetless.data.cifar import BINARY, PYTHON, ROW_BYTES, Form, Subset
-from forgetless.data.sources import load_source
+from forgetless.data.datasets import load_source
 from forgetless.support.errors import DataError
 
 PATH = Path("folder/train")

@@ -8,7 +8,7 @@ from PIL import Image
 from forgetless import ConfigError, scenario
 from forgetless.data import ScenarioOptions, build_scenario, load_source, scenarios
 from forgetless.data.scenarios import first_of_each_class, normalize, rotate
-from forgetless.support.imports import load_object
+from forgetless.support.plugins import load_object
 
 
 def everything(split, seeds):

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from forgetless.data import catalogue, sources
-from forgetless.data.catalogue import SOURCES
-from forgetless.data.files import IdxFile, PublishedFile
-from forgetless.data.sources import (
+from forgetless.data.datasets import (
+    SOURCES,
     fetch,
     file_hashes,
     find_source,
@@ -23,6 +22,7 @@ from forgetless.data.sources import (
     shared_source,
     status,
 )
+from forgetless.data.files import IdxFile, PublishedFile
 from forgetless.support.errors import ConfigError, DataError
 
 SHAPES = {
@@ -313,5 +313,5 @@ def test_file_hashes_are_those_of_the_files_that_are_read():
 
 
 def test_a_dataset_that_is_nowhere_has_no_hashes(tmp_path, monkeypatch):
-    monkeypatch.setattr("forgetless.data.sources._cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("forgetless.data.datasets._cache_folder", lambda: tmp_path)
     assert file_hashes("mnist", tmp_path) == {}

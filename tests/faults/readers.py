@@ -40,7 +40,7 @@ from forgetless.guard.frameworks.base import FILE, GuardCarrier
 from forgetless.support.errors import ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
-from forgetless.training.resume.saving import Saver
+from forgetless.training.resume import Saver
 from tests.conftest import blobs
 
 from .problems import TRAINING, Plug, small_run, stopped_run

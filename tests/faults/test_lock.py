@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from forgetless import TraceError
+from forgetless.support.files import LOCK, FolderLock, is_locked
 from forgetless.trace import lock
-from forgetless.trace.lock import LOCK, FolderLock, is_locked
 
 from .problems import small_run
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from forgetless.trace.lock import FolderLock
+from forgetless.support.files import FolderLock
 with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -8,9 +8,9 @@ import torch
 
 from forgetless import OGD, PCAOGD, SGD, Training, fit
 from forgetless.subspace import STORAGES
-from forgetless.subspace.footprint import Footprint
+from forgetless.subspace.storage import Footprint
+from forgetless.training.fit import few_features
 from forgetless.training.learner import Learner
-from forgetless.training.loop import few_features
 from tests.conftest import blobs
 
 TASKS = 30

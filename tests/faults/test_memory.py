@@ -11,10 +11,10 @@ from forgetless import AGEM, OGD, PCAOGD, ConfigError, Training, fit
 from forgetless.cli import main
 from forgetless.launch.config import resolve
 from forgetless.subspace import DENSE, FACTORED, STORAGES
-from forgetless.subspace.footprint import Footprint
+from forgetless.subspace.storage import Footprint
 from forgetless.support.errors import MemoryShortageError
+from forgetless.training.fit import few_features
 from forgetless.training.learner import Learner
-from forgetless.training.loop import few_features
 from tests.conftest import blobs
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_a_budget_chooses_for_a_run_and_a_run_that_goes_on_keeps_to_it(tmp_path,
     with pytest.raises(RuntimeError, match="pulled"):
         fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
     # There is less room now, and still the run goes on as it began.
-    monkeypatch.setattr("forgetless.training.loop.budget_of", lambda *_: 6000.0)
+    monkeypatch.setattr("forgetless.training.fit.budget_of", lambda *_: 6000.0)
     trace = fit(tasks, OGD(6), network, training=auto, out=tmp_path / "b")
     assert "directions" in trace.state(0)
 
@@ -142,7 +142,7 @@ def test_a_budget_on_the_command_line_is_a_size_or_auto(capsys, tmp_path, monkey
 
 
 def test_the_guard_chooses_by_the_same_estimate():
-    from forgetless.guard.budget import chosen_storage
+    from forgetless.guard.state import chosen_storage
 
     for method in (OGD(5), PCAOGD(3, 500)):
         phi = _phi()

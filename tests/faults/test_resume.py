@@ -261,7 +261,7 @@ def test_a_checkpoint_is_written_after_every_task_but_the_last(tmp_path, monkeyp
 
 def test_a_large_memory_is_not_written_after_short_tasks(tmp_path, monkeypatch):
     """A checkpoint may take a tenth of the time between two."""
-    monkeypatch.setattr("forgetless.training.resume.saving._RATE", 1.0)
+    monkeypatch.setattr("forgetless.training.resume._RATE", 1.0)
     assert checkpoints_of_a_run(tmp_path, monkeypatch) == 0
 
 

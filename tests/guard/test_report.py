@@ -10,7 +10,7 @@ from torch import nn, optim
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
 from forgetless.support.options import format_bytes
-from forgetless.training.models import MLP
+from forgetless.training.build import MLP
 
 from ..tangent.reference import by_loop
 from .problems import exact_basis, flat, guarded, mlp, seeded, task, train, wander

@@ -19,8 +19,7 @@ from forgetless import (
     fit,
     forecast,
 )
-from forgetless.launch.method_steps import method_step, projections
-from forgetless.launch.rebuild import rebuild, samples_of
+from forgetless.launch.rebuild import method_step, projections, rebuild, samples_of
 from forgetless.subspace import DENSE, DenseSubspace, KroneckerSubspace
 from tests.conftest import blobs
 

@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from forgetless import ConfigError, Guard, Training, fit
 from forgetless.methods import option
-from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.ogd import Orthogonal
 from forgetless.subspace import Record
 from tests.conftest import blobs
 

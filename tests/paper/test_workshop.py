@@ -16,7 +16,7 @@ from forgetless.paper.build import Plan, build
 from forgetless.paper.numbers import accuracies
 from forgetless.paper.results import load_results
 from forgetless.paper.workshop import Artefact, Probe, Workshop
-from forgetless.trace.cache import write_beside
+from forgetless.trace.trace import write_beside
 
 
 def test_a_run_is_there_only_when_it_is_complete_and_has_what_is_needed(tiny, workshop):

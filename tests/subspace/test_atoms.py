@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgetless.subspace.atoms import best_rows
+from forgetless.subspace.factored import best_rows
 
 from ..tangent.reference import random
 

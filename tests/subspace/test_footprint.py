@@ -7,7 +7,7 @@ import torch
 
 from forgetless import OGD, PCAOGD
 from forgetless.subspace import STORAGES
-from forgetless.subspace.footprint import Footprint, budget_of, fitting_storage
+from forgetless.subspace.storage import Footprint, budget_of, fitting_storage
 from forgetless.support.errors import MemoryShortageError
 
 CPU = torch.device("cpu")

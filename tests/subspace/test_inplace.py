@@ -7,7 +7,7 @@ import torch
 
 from forgetless.linalg import orthonormalize
 from forgetless.subspace import DENSE, DenseSubspace, Storage, inplace
-from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
+from forgetless.subspace.dense import lengths_of_long, orthonormalize_in_place
 from forgetless.tangent import tangent_features
 
 

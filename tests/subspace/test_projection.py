@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forgetless.linalg import project_out
 from forgetless.subspace import projection
-from forgetless.subspace.projection import aligned, laid_out, project_out_rows
+from forgetless.subspace.dense import aligned, laid_out, project_out_rows
 
 from ..tangent.reference import random
 
@@ -86,7 +86,7 @@ def test_a_fork_projects_without_its_parents_threads():
     """In a process of its own, as forks of one with many threads go."""
     program = """
 import os, torch
-from forgetless.subspace.projection import project_out_rows
+from forgetless.subspace.dense import project_out_rows
 g, rows = torch.randn(1, 6000), torch.randn(1, 100, 6000) / 6000**0.5
 expected = project_out_rows(g, rows)
 child = os.fork()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forgetless import ConfigError
-from forgetless.support.imports import AS_GIVEN, code_of, import_path, load_object
+from forgetless.support.plugins import AS_GIVEN, code_of, import_path, load_object
 
 SCRIPT = """
 import helper

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.files import json_tensor, json_value
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 

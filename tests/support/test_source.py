@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from forgetless.support.imports import code_of, load_object
-from forgetless.support.source import code_around
+from forgetless.support.plugins import code_of, load_object
+from forgetless.support.provenance import code_around
 
 SCRIPT = """
 import helper
@@ -107,7 +107,8 @@ def test_a_callable_object_is_its_class(tmp_path, monkeypatch):
 
 def test_code_of_installed_packages_and_of_no_file_has_none():
     typed = (
-        "from forgetless.support.source import code_around\ndef f(): pass\nprint([code_around(f)])"
+        "from forgetless.support.provenance import code_around\n"
+        "def f(): pass\nprint([code_around(f)])"
     )
     found = subprocess.run(
         [sys.executable, "-c", typed], capture_output=True, check=True, text=True

@@ -13,7 +13,7 @@ import forgetless
 from forgetless import OGD, PCAOGD, SGD, Method, TensorScenario, Training, fit, load_trace
 from forgetless.launch.config import resolve
 from forgetless.launch.runs import run
-from forgetless.support.imports import code_of
+from forgetless.support.plugins import code_of
 from forgetless.trace import Trace, differences, same_experiment
 from forgetless.trace.experiment import changed_settings, plain
 from tests.conftest import blobs

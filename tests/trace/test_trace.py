@@ -12,7 +12,7 @@ from forgetless.methods import Samples
 from forgetless.methods.state import restored_state
 from forgetless.subspace import STORAGES
 from forgetless.support.files import write_atomically
-from forgetless.support.imports import load_object
+from forgetless.support.plugins import load_object
 from tests.conftest import blobs
 
 TRAINING = Training(lr=0.05, epochs=1, batch_size=8)

@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 
 from forgetless import SGD, ConfigError, Training, fit, scenario
 from forgetless.support.streams import stream
-from forgetless.training.augmentation import augmented, crop, flip
+from forgetless.training.sampling import augmented, crop, flip
 from tests.conftest import blobs
 
 

@@ -31,7 +31,7 @@ def test_a_function_is_noted_by_its_file_and_its_code(tmp_path):
     one, two = (trained(optimizer=f"{tmp_path}/{name}/mine.py:made") for name in ("one", "two"))
     assert one.config["optimizer"] == two.config["optimizer"] == "mine:made"
     assert differences(one, two) == ["the training's settings differ"]
-    from forgetless.support.imports import load_object
+    from forgetless.support.plugins import load_object
 
     given = trained(optimizer=load_object(f"{tmp_path}/one/mine.py:made", "optimizer"))
     assert same_experiment(one, given)

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from forgetless import SGD, ConfigError, Method, TensorScenario, Training, fit
-from forgetless.training.held_out import HeldOut, part_held_out
-from forgetless.training.learner import Learner
+from forgetless.training.learner import HeldOut, Learner, part_held_out
 from tests.conftest import blobs
 
 
@@ -27,7 +26,7 @@ def test_parts_are_disjoint_random_and_of_the_seed():
 def losses_of(monkeypatch, losses):
     """The held-out loss after each epoch, in place of the true one."""
     left = iter(losses)
-    monkeypatch.setattr("forgetless.training.held_out.mean_loss", lambda *args: next(left))
+    monkeypatch.setattr("forgetless.training.learner.mean_loss", lambda *args: next(left))
 
 
 def rates_of(monkeypatch):

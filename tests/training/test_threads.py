@@ -6,9 +6,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 from forgetless import OGD, PCAOGD, SGD, ConfigError, Training, fit
-from forgetless.training.build import make_learner
+from forgetless.training.build import MLP, LeNet, make_learner
 from forgetless.training.learner import Learner
-from forgetless.training.models import MLP, LeNet
 from forgetless.training.network import Network
 from forgetless.training.threads import Threads
 from tests.conftest import blobs

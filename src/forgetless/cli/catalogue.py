@@ -11,11 +11,11 @@ from rich.table import Table
 from forgetless.cli.options import DataFolder
 from forgetless.cli.progress import say
 from forgetless.data import SCENARIOS
-from forgetless.data.sources import fetch, status
+from forgetless.data.datasets import fetch, status
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.errors import ConfigError
 from forgetless.support.plugins import PluginKind, installed, plugin
-from forgetless.training.models import MODELS
+from forgetless.training.build import MODELS
 
 data_app = typer.Typer(
     help="Show which datasets are on disk, or fetch one.",

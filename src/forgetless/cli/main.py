@@ -20,8 +20,7 @@ from forgetless.support.errors import (
     TrainingError,
     UserCodeError,
 )
-from forgetless.support.provenance import __version__
-from forgetless.support.source import mistake_in
+from forgetless.support.provenance import __version__, mistake_in
 
 # Name → module, attribute (a function or a Typer application) and its line in the help.
 _COMMANDS = {

@@ -56,7 +56,7 @@ from forgetless.support.errors import ForgetlessError, require
 from forgetless.support.files import write_atomically
 from forgetless.support.plugins import is_in_file, short_name
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
-from forgetless.training.models import ModelFactory
+from forgetless.training.build import ModelFactory
 
 _METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
 

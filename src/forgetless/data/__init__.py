@@ -1,6 +1,6 @@
 """Files to tensors (sources) and tensors to tasks (scenarios)."""
 
-from forgetless.data.catalogue import SOURCES
+from forgetless.data.datasets import SOURCES, ImageSet, load_source
 from forgetless.data.scenarios import (
     SCENARIOS,
     ScenarioOptions,
@@ -10,7 +10,6 @@ from forgetless.data.scenarios import (
     scenario_settings,
     unused_by_scenario,
 )
-from forgetless.data.sources import ImageSet, load_source
 from forgetless.data.tasks import SETTINGS, Scenario, Setting, Split, Task, TensorScenario
 
 __all__ = [

@@ -13,13 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forgetless.data.catalogue import SOURCES
-from forgetless.data.sources import ImageSet, shared_source
+from forgetless.data.datasets import SOURCES, ImageSet, shared_source
 from forgetless.data.tasks import SETTINGS, Scenario, Split, Task, own_settings
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.imports import import_path
 from forgetless.support.options import FINITE, check_options, flag, option, select_options, whole
-from forgetless.support.plugins import accepted, is_in_file, make, plugin, short_name, wrong_kind
+from forgetless.support.plugins import (
+    accepted,
+    import_path,
+    is_in_file,
+    make,
+    plugin,
+    short_name,
+    wrong_kind,
+)
 from forgetless.support.streams import stream
 
 

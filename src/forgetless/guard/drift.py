@@ -9,13 +9,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.guard.batch_norm import has_moving_statistics
 from forgetless.guard.batches.loading import Reservoir, TaskData
 from forgetless.guard.batches.outputs import compared_outputs
 from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import reshard
 from forgetless.guard.model import GuardedModel, full_precision
+from forgetless.guard.parameters import has_moving_statistics
 from forgetless.methods import Method
 from forgetless.support.errors import ConfigError, DataError, warn_caller
 from forgetless.support.streams import stream, undisturbed

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from forgetless.guard.batch_norm import FrozenStatistics
 from forgetless.guard.batches.loading import TaskData
 from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
-from forgetless.guard.budget import as_asked, chosen_storage, require_rows_fit, voted_storage
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
 from forgetless.guard.drift import Drift, DriftCheck
 from forgetless.guard.estimate import Estimate, Speed
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import (
+    FrozenStatistics,
     Parameters,
     Params,
     chosen_parameters,
@@ -30,7 +29,16 @@ from forgetless.guard.parameters import (
     untrained_versions,
 )
 from forgetless.guard.report import MemoryReport, Stats, directions_report, samples_report
-from forgetless.guard.state import Snapshot, empty_shard, from_dict, to_dict
+from forgetless.guard.state import (
+    Snapshot,
+    as_asked,
+    chosen_storage,
+    empty_shard,
+    from_dict,
+    require_rows_fit,
+    to_dict,
+    voted_storage,
+)
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import LOADS

@@ -1,11 +1,11 @@
-"""A guard's state as a dictionary of tensors, and back.
+"""A guard's state as a dictionary of tensors, and back, within a number of bytes.
 
 In the state of a sharded model the columns of each parameter are a tensor of their own, sharded
 like the parameter, so `torch.distributed.checkpoint` writes each part once and reads it on any
 number of processes. Every process has all else.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, final
@@ -18,11 +18,14 @@ from forgetless.guard.distributed.sharding import gathered, is_sharded, local
 from forgetless.guard.parameters import Parameters
 from forgetless.methods import Method
 from forgetless.methods.state import STRUCTURE, check_state, restored_state, state_tensors
-from forgetless.subspace import Storage
+from forgetless.subspace import DENSE, FACTORED, Storage
+from forgetless.subspace.storage import Footprint
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError, first_line
-from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.errors import ConfigError, NoSamplesError, first_line
+from forgetless.support.files import json_tensor, json_value
 from forgetless.support.layout import ParameterSlice
+from forgetless.support.memory import require_memory
+from forgetless.tangent import TangentFeatures
 
 _FORMAT = 1
 _GENERATORS = 2  # of a guard: one for samples to store, one for memory batches
@@ -300,3 +303,77 @@ def _sharded(mine: Tensor, part: ParameterSlice, like: Any) -> Tensor:
         mine, like.device_mesh, [Shard(leading + part.dim)], shape=shape, stride=stride
     )
     return made
+
+
+def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:
+    """Factored samples if they take fewer bytes than rows, judged by a few samples' features."""
+    demand = method.demand()
+    if demand is None:
+        return DENSE
+    needs = Footprint.of(phi, demand)
+    return FACTORED if needs.bytes(FACTORED) < needs.bytes(DENSE) else DENSE
+
+
+def require_rows_fit(
+    method: Method[Any], storage: Storage, parameters: Parameters, size: int | None
+) -> None:
+    """Reject a task whose new rows alone fit no memory, before they are computed.
+
+    Arguments:
+        method: the method.
+        storage: how it stores directions.
+        parameters: the protected ones.
+        size: samples of the task; None if unknown, so that nothing is certain.
+    """
+    demand = method.demand(size)
+    if demand is None or size is None or storage.kind != "dense":
+        return
+    # As many as there are samples may be the most of a share of the variance, which needs fewer.
+    if not demand.combined or demand.directions < demand.samples:
+        row = parameters.size * parameters.dtype.itemsize
+        require_memory("storing the task", demand.directions * row, parameters.device)
+
+
+def voted_storage(mine: Storage | None, ranks: Ranks | None) -> Storage:
+    """The choice of most processes, which may have samples of different lengths, or none."""
+    votes = torch.tensor([mine == DENSE, mine == FACTORED]).long()
+    dense, factored = (votes if ranks is None else ranks.sum(votes)).tolist()
+    if dense + factored == 0:
+        raise NoSamplesError("the loader has no samples")
+    return FACTORED if factored > dense else DENSE
+
+
+def as_asked(
+    snapshot: Snapshot,
+    empty: Callable[[Storage], Any],
+    theta: Tensor,
+    asked: Storage | None,
+    max_rank: int | None,
+    budget: int | None,
+) -> Snapshot:
+    """A loaded state of a method that keeps directions, in the storage that this guard asks for.
+
+    Arguments:
+        snapshot: the loaded state.
+        empty: the state before the first step, in a storage.
+        theta: the weights, (1, p).
+        asked: the storage; None for the present one.
+        max_rank: the most directions; None for all of them.
+        budget: the most bytes; None for any number.
+    """
+    state: Any = snapshot.state
+    made_rows = budget is not None and snapshot.storage.kind == "dense"
+    if asked is not None and asked.kind == "factored" and made_rows:
+        asked = None  # an earlier budget made factored samples rows
+    now = snapshot.storage
+    storage = replace(asked or now, ranks=now.ranks, layout=now.layout)
+    storage = storage if max_rank is None else replace(storage, max_rank=max_rank)
+    if not snapshot.tasks:
+        return replace(snapshot, state=empty(storage), storage=storage)
+    if storage != state.storage:
+        state = state.moved_to(storage, theta)
+    note = None
+    if budget is not None:
+        state, note = state.within(budget)
+    notes = snapshot.notes if note is None else (*snapshot.notes, note)
+    return replace(snapshot, state=state, storage=state.storage, notes=notes)

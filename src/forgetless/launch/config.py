@@ -16,8 +16,8 @@ from forgetless.methods import METHODS, Method, build_method, method_class, meth
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import check_option, flag, option
 from forgetless.support.plugins import absolute, short_name, unknown
+from forgetless.training.build import ModelOptions, model_defaults, model_settings
 from forgetless.training.description import flat_config
-from forgetless.training.models import ModelOptions, model_defaults, model_settings
 from forgetless.training.settings import Training
 
 _MOST_SEEDS = 1000

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_directions
 from forgetless.methods.view import FinishedTask, View
-from forgetless.subspace.footprint import Demand
+from forgetless.subspace.storage import Demand
 from forgetless.support.errors import ConfigError, require
 from forgetless.support.options import check_options
 

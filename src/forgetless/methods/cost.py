@@ -7,7 +7,7 @@ from typing import final
 
 from forgetless.subspace import Storage
 from forgetless.subspace.eigenbasis import Eigenbasis
-from forgetless.subspace.footprint import Demand, Footprint
+from forgetless.subspace.storage import Demand, Footprint
 from forgetless.support.layout import Layout
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 

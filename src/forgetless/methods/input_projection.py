@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_inputs
-from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.ogd import Orthogonal
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import InputSubspace
 from forgetless.support.errors import ConfigError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
-from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.ogd import Orthogonal
 from forgetless.methods.view import FinishedTask, MomentOutputs, View
 from forgetless.subspace import Directions, KroneckerSubspace
 from forgetless.support.options import FRACTION, SHARE, option, whole

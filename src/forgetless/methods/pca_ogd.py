@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.ogd import Orthogonal
 from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import Subspace
-from forgetless.subspace.footprint import Demand
+from forgetless.subspace.storage import Demand
 from forgetless.support.options import SHARE, option, whole
 
 

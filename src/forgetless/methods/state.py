@@ -23,7 +23,7 @@ from forgetless.subspace import (
     Storage,
 )
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.files import json_tensor, json_value
 from forgetless.support.layout import Growth
 
 STRUCTURE = "structure"  # the entry that says how a state is built

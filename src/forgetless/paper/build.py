@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from forgetless.data.sources import file_hashes
+from forgetless.data.datasets import file_hashes
 from forgetless.launch.engines import Engine, Event, InProcess
 from forgetless.paper.artefacts import ARTEFACTS
 from forgetless.paper.benchmarks import Run, Scale

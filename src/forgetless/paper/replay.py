@@ -15,8 +15,7 @@ from forgetless.support.errors import TraceError
 from forgetless.support.streams import stream
 from forgetless.tangent import TangentFeatures, stored
 from forgetless.trace import Trace
-from forgetless.training.build import make_learner
-from forgetless.training.models import ModelFactory
+from forgetless.training.build import ModelFactory, make_learner
 from forgetless.training.sampling import batch_of, choose_indices
 
 

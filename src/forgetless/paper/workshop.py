@@ -29,7 +29,7 @@ from forgetless.support.errors import ForgetlessError, TraceError, TrainingError
 from forgetless.support.options import select_options
 from forgetless.support.provenance import versions
 from forgetless.trace import Keep, Trace, is_complete, is_trace, load_trace
-from forgetless.trace.cache import read_beside, write_beside
+from forgetless.trace.trace import read_beside, write_beside
 from forgetless.training.fit import resolve_device
 
 # A cell's path in the data, such as "rotated/ewc" → its run; None if it is known to diverge.

@@ -1,5 +1,5 @@
 """Tables for the terminal, made from traces alone."""
 
-from forgetless.report.tables import comparison_table, task_table
+from forgetless.report.comparison import comparison_table, task_table
 
 __all__ = ["comparison_table", "task_table"]

@@ -16,6 +16,22 @@ from forgetless.support.options import format_bytes
 from forgetless.tangent import TangentFeatures
 
 
+@final
+@dataclass(frozen=True)
+class Movable:
+    """The parameters that can move, where not all of them can.
+
+    Arguments:
+        mask: which they are, (p,) of bool.
+        inverse: the pseudo-inverse over them of the directions' Gram matrix, (K, K) or (S, K, K).
+        passes: how often a projection is done.
+    """
+
+    mask: Tensor
+    inverse: Tensor
+    passes: int = 2
+
+
 class Directions(ABC):
     """Directions in parameter space that steps must avoid, for each of S seeds.
 

@@ -1,33 +1,338 @@
-"""Directions as orthonormal rows, one stack per seed."""
+"""Directions as orthonormal rows, one stack per seed: extended, and projected out of steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular, vector_norm
 
-from forgetless.linalg import TINY, float64, orthonormalize
-from forgetless.subspace.base import Record, Subspace, refuse_infinite
-from forgetless.subspace.inplace import lengths_of_long, orthonormalize_in_place
-from forgetless.subspace.movable import Movable
-from forgetless.subspace.projection import (
-    aligned,
-    coefficients,
-    combination,
-    laid_out,
-    project_out_rows,
-)
+from forgetless.linalg import TINY, float64, matmul_long_rows, orthonormalize
+from forgetless.subspace.base import Movable, Record, Subspace, refuse_infinite
 from forgetless.subspace.storage import DENSE, SQUARE_BYTES, Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
 from forgetless.support.layout import Growth
-from forgetless.tangent import (
-    TangentFeatures,
-    merged,
-    principal_weights,
-    top_weights_of_each,
-)
+from forgetless.tangent import TangentFeatures, merged, principal_weights, top_weights_of_each
+
+# Numbers converted to float64 at once: those that fit a cache, or keep a GPU busy.
+_CONVERTED = {"cpu": 1 << 20, "cuda": 1 << 27}
+# The largest inner product between rows that count as orthonormal.
+_SETTLED = {torch.float32: 1e-6, torch.float64: 1e-14}
+# Inner products that one more round takes below that: each round squares them.
+_NEARLY = {torch.float32: 1e-4, torch.float64: 1e-8}
+# Both for old rows rounded to half precision, whose own inner products are no smaller.
+_HALF_SETTLED, _HALF_NEARLY = 1e-4, 1e-2
+# The relative residual of a row below which it depends on others: the rest is rounding.
+_RESIDUAL = 1e-5
+# The same in the second round, for old rows in half precision: what their rounding left may have
+# been normalised in the first round, whereas new rows are orthonormal up to that rounding by now.
+_HALF_RESIDUAL = 0.1
+# Columns whose squares are summed in the rows' own precision.
+_PIECE = 1024
+
+
+def orthonormalize_in_place(
+    vectors: Tensor,
+    against: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    least: float = 0.0,
+    ranks: Ranks | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`linalg.orthonormalize` in the memory of the vectors, which are overwritten.
+
+    Block Gram-Schmidt against the old rows Q and Cholesky QR among the new ones, repeated until all
+    are orthonormal: with G = W Wᵀ = L Lᵀ in float64, L⁻¹ W is. A few columns are read at a time.
+
+    Arguments:
+        vectors: W, (d, p) in float32, or in float64 on several ranks.
+        against: Q, (K, p), orthonormal rows.
+        lengths: of the vectors, (d,) in float64, if known.
+        least: share of a vector's length outside Q below which it adds nothing.
+        ranks: the processes that each hold some of the p columns; None if all are here.
+
+    Returns:
+        new rows N (r, p), and the coefficients A (d, K) and B (d, r) of W = A Q + B N in
+        float64.
+    """
+    d = len(vectors)
+    old = float64(vectors.new_zeros(d, len(against)))
+    new = torch.eye(d).to(old)
+    lengths = lengths_of_long(vectors, ranks) if lengths is None else lengths
+    half = len(against) > 0 and against.element_size() < vectors.element_size() == 4
+    settled = _HALF_SETTLED if half else _SETTLED[vectors.dtype]
+    nearly = _HALF_NEARLY if half else _NEARLY[vectors.dtype]
+    for round_ in range(3):
+        lengths = lengths.to(old).clamp_min(torch.finfo(vectors.dtype).tiny)
+        vectors /= lengths.unsqueeze(1).to(vectors)
+        new = new * lengths
+        # The second round removes what rounding in the first left inside Q.
+        again = round_ > 0
+        inside = _products(vectors, against, exact=again and not half, ranks=ranks)
+        old = old + new @ inside
+        _subtract(vectors, inside, against, exact=again and not half)
+        if least:
+            vectors *= (_lengths(vectors, ranks) >= least).unsqueeze(1).to(vectors)
+        gram = _products(vectors, vectors, ranks=ranks)
+        off = (gram - torch.eye(len(gram)).to(gram)).abs()
+        error = float(torch.cat([inside.abs().flatten(), off.flatten(), off.new_zeros(1)]).max())
+        if again and error <= settled:
+            break
+        dependent = max(_RESIDUAL, _HALF_RESIDUAL if again and half else least)
+        factor, kept = _factor(gram, dependent)
+        if len(kept) < len(vectors):
+            vectors = vectors[kept]
+        new = new @ factor
+        inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
+        for (part,) in _cut(vectors):
+            part.copy_(inverse @ float64(part).to(inverse))
+        if again and error <= nearly:
+            break
+        lengths = _lengths(vectors, ranks)
+    return vectors, old, new
+
+
+def _subtract(vectors: Tensor, inside: Tensor, against: Tensor, *, exact: bool) -> None:
+    """`vectors` ← `vectors` − A Q, in place."""
+    for part, rows in _cut(vectors, against):
+        if exact:
+            part.sub_((inside @ float64(rows).to(inside)).to(part))
+        else:
+            part.addmm_(inside.to(part), rows.to(part), alpha=-1)
+
+
+def _factor(gram: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """L (d, r) with G ≈ L Lᵀ, and the r rows of G that do not depend on those before them.
+
+    A row depends on them if less than `least` of it is left outside them, or rounding, which grows
+    with its coefficients c on them as √(1 + ‖c‖²) = L_ii ‖row i of L⁻¹‖.
+    """
+    size = len(gram)
+    whole, failed = torch.linalg.cholesky_ex(gram)
+    inverse = solve_triangular(whole, torch.eye(size).to(whole), upper=False)
+    sure = (whole.diagonal() > least) & (_RESIDUAL * inverse.norm(dim=1) < 1) & (failed == 0)
+    if bool(sure.all()):
+        return whole, torch.arange(size, device=gram.device)
+    kept: list[int] = []
+    found = gram.new_zeros(size, 0).cpu()
+    rest = gram.cpu().clone()
+    for i in range(size):
+        c = solve_triangular(found[kept].T, found[i].unsqueeze(1), upper=True)
+        if float(rest[i, i]) <= max(least**2, _RESIDUAL**2 * (1 + float(c.square().sum()))):
+            continue
+        column = rest[:, i] / rest[i, i].sqrt()
+        column[kept] = 0.0
+        rest -= torch.outer(column, column)
+        found = torch.cat([found, column.unsqueeze(1)], 1)
+        kept.append(i)
+    return found.to(gram), torch.tensor(kept, dtype=torch.long, device=gram.device)
+
+
+def lengths_of_long(rows: Tensor, ranks: Ranks | None = None) -> Tensor:
+    """The rows' lengths in float64, (d, p) → (d,), even where their squares would overflow."""
+    found = _norms(rows)
+    limits = torch.finfo(rows.dtype)
+    unsafe = (found < _PIECE * limits.tiny**0.5) | ~found.isfinite()
+    if rows.shape[1] and bool(unsafe.any()):
+        some = rows[unsafe]
+        scale = some.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
+        found[unsafe] = float64(scale[:, 0]) * _norms(some / scale)
+    return _over_ranks(found, ranks)
+
+
+def _lengths(rows: Tensor, ranks: Ranks | None) -> Tensor:
+    """The same for rows whose lengths are about one."""
+    return _over_ranks(_norms(rows), ranks)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Lengths, (d,) in float64.
+
+    Short pieces are summed in the rows' own precision, which is far faster, and the pieces in
+    float64: in float32 alone a millionth would be lost.
+    """
+    whole = rows.shape[1] // _PIECE * _PIECE
+    pieces = vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+    rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    found: Tensor = vector_norm(float64(torch.cat([pieces, rest], dim=1)), dim=1)
+    return found
+
+
+def _over_ranks(lengths: Tensor, ranks: Ranks | None) -> Tensor:
+    """The lengths of rows whose columns are spread over ranks."""
+    return lengths if ranks is None else ranks.sum(lengths.square()).sqrt()
+
+
+def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None = None) -> Tensor:
+    """A Bᵀ in float64, or computed in the precision of A."""
+    out = float64(a.new_zeros(len(a), len(b)))
+    for left, right in _cut(a, b):
+        if exact:
+            out += matmul_long_rows(float64(left).to(out), float64(right).to(out))
+        else:
+            out += matmul_long_rows(left, right.to(left)).to(out)
+    return out if ranks is None or out.numel() == 0 else ranks.sum(out)
+
+
+def _cut(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """All tensors, a few columns at a time."""
+    most = max(len(rows) for rows in several)
+    numbers = _CONVERTED.get(several[0].device.type, _CONVERTED["cpu"])
+    width = max(1, numbers // max(1, most))
+    return zip(*(rows.split(width, dim=1) for rows in several), strict=True)
+
+
+# Rows of a block that is read twice in a row, and should come from the cache the second time.
+_HEIGHT = 4
+_CACHED = 1 << 24
+# Rows that are elsewhere, or of another type, are copied in blocks of this many bytes.
+_COPIED = 1 << 26
+# Bytes of rows below which a second thread costs more than it helps.
+_WORTHWHILE = 1 << 21
+_ALIGNMENT = 128  # bytes of a line of a GPU's cache: rows across its borders take a third longer
+
+
+def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
+    """g̃ = g − Σ_b V_bᵀ V_b g over blocks of orthonormal rows, each block read once.
+
+    Rows that a cache cannot hold are read twice, for V g and for Vᵀ times that. A GPU has a kernel
+    that reads them once, where the chip can hold its share of a row.
+
+    Arguments:
+        g: (S, p).
+        rows: V, (S, K, p), of any floating-point type, on any device.
+    """
+    if rows.shape[1] == 0:
+        return g
+    kernel = _kernel() if _suit_a_kernel(g, rows) else None
+    projected = None if kernel is None else kernel(g.contiguous(), rows)
+    if projected is not None:
+        return projected
+    each = [_project_out(one, basis) for one, basis in zip(g, rows, strict=True)]
+    return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
+
+
+def _suit_a_kernel(g: Tensor, rows: Tensor) -> bool:
+    return (
+        g.dtype == torch.float32
+        and g.device == rows.device
+        and _has_kernels(rows)
+        and rows.stride(2) == 1
+        and not (torch.is_grad_enabled() and g.requires_grad)
+    )
+
+
+def _has_kernels(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype in (torch.float32, torch.bfloat16)
+
+
+@cache
+def _kernel() -> Callable[[Tensor, Tensor], Tensor | None] | None:
+    """The kernel that the installed Triton can compile; None for two products."""
+    try:
+        from forgetless.subspace.kernels.onepass import project_out_in_one_pass
+    except ImportError:  # no Triton, or one without its experimental language
+        return None
+    return project_out_in_one_pass
+
+
+def _project_out(g: Tensor, basis: Tensor) -> Tensor:
+    """One seed's g̃, (p,). PyTorch's products with a vector have one thread: several share rows."""
+    threads = torch.get_num_threads() if g.device.type == "cpu" else 1
+    if basis.nbytes < _WORTHWHILE or (torch.is_grad_enabled() and g.requires_grad):
+        return g - _inside(g, basis)
+    compiled = _compiled() if threads > 1 else None  # one thread gains too little
+    projected = None if compiled is None else compiled(g, basis, threads)
+    if projected is not None:
+        return projected
+    mine, *others = basis.chunk(threads)
+    waiting = [_pool(threads, os.getpid()).submit(_without_gradient, g, part) for part in others]
+    total = _inside(g, mine)
+    for part in waiting:
+        total += part.result()
+    return g - total
+
+
+@cache
+def _compiled() -> Callable[[Tensor, Tensor, int], Tensor | None] | None:
+    """The loops that Numba compiles; None without it, or where it can store nothing."""
+    try:
+        from forgetless.subspace.kernels.compiled import project_out_compiled
+    except (ImportError, RuntimeError):
+        return None
+    return project_out_compiled
+
+
+def _inside(g: Tensor, basis: Tensor) -> Tensor:
+    """Vᵀ V g, (p,), with one thread."""
+    out = torch.zeros_like(g)
+    for block in _blocks(basis, g):
+        out.addmv_(block.T, block @ g)
+    return out
+
+
+def _without_gradient(g: Tensor, basis: Tensor) -> Tensor:
+    with torch.no_grad():
+        return _inside(g, basis)
+
+
+@cache
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Threads of this process: a fork has none of its parent's."""
+    return ThreadPoolExecutor(max(1, threads - 1), "forgetless")
+
+
+def coefficients(g: Tensor, rows: Tensor) -> Tensor:
+    """V g: (S, p), (S, K, p) → (S, K)."""
+    found = [
+        torch.cat([block @ one for block in _blocks(basis, one)])
+        for one, basis in zip(g, rows, strict=True)
+    ]
+    return torch.stack(found)
+
+
+def combination(weights: Tensor, rows: Tensor) -> Tensor:
+    """Vᵀ c: (S, K), (S, K, p) → (S, p)."""
+    out = weights.new_zeros(rows.shape[0], rows.shape[2])
+    for one, of_one, basis in zip(out, weights, rows, strict=True):
+        start = 0
+        for block in _blocks(basis, one):
+            one.add_(of_one[start : start + len(block)] @ block)
+            start += len(block)
+    return out
+
+
+def _blocks(basis: Tensor, like: Tensor) -> Iterator[Tensor]:
+    """The rows (K, p) a few at a time, on the device and in the type of `like`."""
+    row = max(1, basis.shape[1] * like.element_size())
+    here = basis.device == like.device and not like.is_cuda
+    height = _HEIGHT if here and _HEIGHT * row <= _CACHED else max(1, _COPIED // row)
+    if basis.device == like.device and basis.dtype == like.dtype and height != _HEIGHT:
+        height = max(1, len(basis))  # nothing to copy, and no cache to stay in
+    for block in basis.split(height):
+        # A copy to the CPU would be read before it is there.
+        yield block.to(like, non_blocking=like.is_cuda)
+
+
+def aligned(like: Tensor, count: int) -> Tensor:
+    """Zero rows (S, count, p) of the type of `like`, (S, ·, p), each at a multiple of 128 bytes."""
+    step = _ALIGNMENT // like.element_size()
+    seeds, size = like.shape[0], like.shape[-1]
+    return like.new_zeros(seeds, count, -(-size // step) * step)[..., :size]
+
+
+def laid_out(rows: Tensor) -> Tensor:
+    """The same rows (S, K, p), aligned if a GPU's kernels will read them."""
+    lined_up = rows.stride(1) * rows.element_size() % _ALIGNMENT == 0
+    if lined_up or rows.shape[1] == 0 or not _has_kernels(rows):
+        return rows
+    return aligned(rows, rows.shape[1]).copy_(rows)
+
 
 # Numbers converted to float64 at once.
 _EXACT = 1 << 22

@@ -13,7 +13,7 @@ from forgetless.subspace.base import Directions, Record, require_no_rows, stored
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
 from forgetless.support.errors import ConfigError
-from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.files import json_tensor, json_value
 from forgetless.support.layout import Growth, Layout
 from forgetless.support.options import format_bytes
 from forgetless.tangent import Moments

@@ -1,9 +1,8 @@
 """Tangent features: the gradient of a network's output, sample by sample."""
 
 from forgetless.tangent.arguments import chosen_names, require_one_precision, tangent_features
-from forgetless.tangent.chunks import Known
 from forgetless.tangent.evaluation import Batch, call_with, eval_mode, true_class
-from forgetless.tangent.features import TangentFeatures, features_of, top_weights_of_each
+from forgetless.tangent.features import Known, TangentFeatures, features_of, top_weights_of_each
 from forgetless.tangent.inputs import InputMoments, input_moments, layer_inputs, moment_shape
 from forgetless.tangent.moments import (
     Moments,
@@ -12,7 +11,6 @@ from forgetless.tangent.moments import (
     moment_shapes,
     probed,
 )
-from forgetless.tangent.slices import sliced_features
 from forgetless.tangent.spectrum import principal_weights
 from forgetless.tangent.storage import (
     bytes_by_parameter,
@@ -21,6 +19,7 @@ from forgetless.tangent.storage import (
     from_tensors,
     grown,
     merged,
+    sliced_features,
     stored,
     stored_bytes,
     to_tensors,

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from forgetless.support.errors import ConfigError, DataError, first_line, require
 from forgetless.support.layout import is_under
-from forgetless.tangent.chunks import Chunks
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, close, true_class
-from forgetless.tangent.features import TangentFeatures
+from forgetless.tangent.features import Chunks, TangentFeatures
 
 Inputs = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
 Params = nn.Module | str | Iterable[str | nn.Parameter]

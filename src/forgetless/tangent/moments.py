@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
 from forgetless.support.errors import ConfigError
-from forgetless.support.json_tensors import json_tensor, json_value
+from forgetless.support.files import json_tensor, json_value
 from forgetless.support.memory import free_memory, require_memory
 from forgetless.support.options import format_bytes
 from forgetless.tangent.autograd import ParameterUses, Product
-from forgetless.tangent.capture import refuse_interacting
+from forgetless.tangent.capture import RULES, Convolution, refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
 from forgetless.tangent.features import features_of
 from forgetless.tangent.inputs import input_rows, row_step, second_moment
-from forgetless.tangent.rules import RULES, Convolution
 
 # A few samples show how much memory one takes; then as many go at once as fit these bytes.
 _FIRST, _BYTES = 16, 1 << 28

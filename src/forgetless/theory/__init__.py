@@ -10,39 +10,38 @@ from forgetless.theory.forgetting import (
     decompose,
     rotation,
 )
-from forgetless.theory.grams import (
-    coordinates,
-    gram_grid,
-    gram_overlap,
-    operator_overlap,
-    unprotected_share,
-)
-from forgetless.theory.learner import Descent, Learned, LinearTask, learn
-from forgetless.theory.linearised import TangentModel
-from forgetless.theory.projections import (
+from forgetless.theory.learner import (
     ComponentProjection,
+    Descent,
     GradientProjection,
+    Learned,
+    LinearTask,
     NoProjection,
     Projection,
     SampleProjection,
+    learn,
     remembered,
 )
-from forgetless.theory.structure import (
-    explained_at,
-    explained_variance,
-    kernel_alignment,
-    kernel_change,
-)
-from forgetless.theory.svd import (
+from forgetless.theory.linearised import TangentModel
+from forgetless.theory.overlap import (
     FLOAT32_RTOL,
     RTOL,
     Factors,
     Protected,
+    coordinates,
+    explained_at,
+    explained_variance,
     factors,
+    gram_grid,
+    gram_overlap,
+    kernel_alignment,
+    kernel_change,
+    operator_overlap,
     overlap,
     overlap_spectrum,
     principal_angles,
     projected,
+    unprotected_share,
 )
 
 __all__ = [

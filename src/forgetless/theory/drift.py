@@ -10,7 +10,7 @@ from forgetless.support.errors import require
 from forgetless.support.options import whole
 from forgetless.tangent import evaluation
 from forgetless.tangent.evaluation import call_with, eval_mode
-from forgetless.theory.svd import check_finite
+from forgetless.theory.overlap import check_finite
 
 
 def true_class(outputs: Tensor, y: Tensor | None = None) -> Tensor:

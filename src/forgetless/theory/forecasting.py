@@ -18,7 +18,6 @@ from forgetless.support.errors import ConfigError, DataError, first_line, requir
 from forgetless.support.layout import Layout, is_under
 from forgetless.support.options import POSITIVE, is_whole, whole
 from forgetless.tangent import TangentFeatures, tangent_features, true_class
-from forgetless.theory.grams import operator_overlap
 from forgetless.theory.linearised import (
     Loss,
     SGDRun,
@@ -30,7 +29,13 @@ from forgetless.theory.linearised import (
     train_linearised,
     train_network,
 )
-from forgetless.theory.svd import FLOAT32_RTOL, Protected, check_projection, overlap_spectrum
+from forgetless.theory.overlap import (
+    FLOAT32_RTOL,
+    Protected,
+    check_projection,
+    operator_overlap,
+    overlap_spectrum,
+)
 
 # Forecasts of the checked pairs of tasks with less trust were often wrong.
 TRUSTED = 0.5

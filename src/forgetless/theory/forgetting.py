@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
-from forgetless.theory.learner import Learned, projected_factors
-from forgetless.theory.projections import ComponentProjection, NoProjection
-from forgetless.theory.svd import RTOL, Factors, Protected, factors, overlap, projected
+from forgetless.theory.learner import ComponentProjection, Learned, NoProjection, projected_factors
+from forgetless.theory.overlap import RTOL, Factors, Protected, factors, overlap, projected
 
 
 @final

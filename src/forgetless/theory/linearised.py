@@ -16,7 +16,7 @@ from forgetless.support.errors import ConfigError, first_line, require
 from forgetless.support.layout import Layout
 from forgetless.tangent import require_one_precision, tangent_features
 from forgetless.tangent.evaluation import call_with, differentiable, without_cudnn
-from forgetless.theory.svd import Protected, projected
+from forgetless.theory.overlap import Protected, projected
 
 # outputs (n, C), labels (n,) → the mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]

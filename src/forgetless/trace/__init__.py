@@ -1,7 +1,14 @@
 """What a run leaves on disk: its trace, metrics on it, checkpoints and cached results."""
 
-from forgetless.trace.experiment import INCIDENTAL, differences, same_experiment
-from forgetless.trace.status import JOBS, RunStatus, is_complete, run_status
+from forgetless.trace.experiment import (
+    INCIDENTAL,
+    JOBS,
+    RunStatus,
+    differences,
+    is_complete,
+    run_status,
+    same_experiment,
+)
 from forgetless.trace.trace import (
     KEEPS,
     TRACE_FILE,

@@ -1,10 +1,11 @@
-"""A trace: the record of one run, and all that analysis and reports read of it.
+"""A trace: the record of one run, all that reports read of it, and results cached beside it.
 
-It is a folder of plain files, without pickle: `trace.json` (configuration, versions, timings,
+A trace is a folder of plain files, without pickle: `trace.json` (configuration, versions, timings,
 accuracy matrix), and for each seed `seed-N/task-TT.safetensors` (the weights after a task) and
 `seed-N/memory.safetensors` (the method's state at the end).
 """
 
+import hashlib
 import json
 import math
 import os
@@ -24,6 +25,38 @@ from forgetless.support.files import write_atomically
 from forgetless.support.options import Accepted
 from forgetless.trace import metrics
 from forgetless.trace.notebook import trace_html
+
+
+def read_beside(folder: Path, name: str, version: object) -> Any:
+    """A cached result; None if there is none, or an outdated or damaged one.
+
+    Arguments:
+        folder: the trace's.
+        name: the result's name.
+        version: of the result, or whatever else must be as it was then.
+    """
+    try:
+        record = json.loads(_file(folder, name).read_text("utf-8"))
+        fits = record["format"] == version and record["of"] == _fingerprint(folder)
+        return record["content"] if fits else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def write_beside(folder: Path, name: str, version: object, content: object) -> None:
+    """Cache a result that JSON can hold."""
+    record = {"format": version, "of": _fingerprint(folder), "content": content}
+    text = json.dumps(record)
+    write_atomically(_file(folder, name), lambda file: file.write_text(text, "utf-8"))
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def _fingerprint(folder: Path) -> str:
+    return hashlib.sha256((folder / TRACE_FILE).read_bytes()).hexdigest()
+
 
 FORMAT = 1
 TRACE_FILE = "trace.json"

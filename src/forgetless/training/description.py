@@ -11,13 +11,13 @@ from torch import nn
 from forgetless.data import Scenario, Task
 from forgetless.data.tasks import own_settings
 from forgetless.methods import METHODS, Method, method_settings
-from forgetless.support.imports import code_of, import_path, load_object
+from forgetless.support.plugins import code_of, import_path, load_object
 from forgetless.trace.experiment import (
     INCIDENTAL,
     digest_of,
     plain,
 )
-from forgetless.training.models import ModelFactory, model_settings
+from forgetless.training.build import ModelFactory, model_settings
 from forgetless.training.settings import Training
 
 Settings = dict[str, Any]

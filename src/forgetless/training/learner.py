@@ -1,5 +1,6 @@
-"""One group of seeds learning task after task: the training step."""
+"""One group of seeds learning task after task: the training step, its watch, held-out samples."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,17 +14,138 @@ from forgetless.data import Scenario, Split
 from forgetless.methods import Method, Samples
 from forgetless.methods.state import check_state, check_storage, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
+from forgetless.support.errors import ConfigError, TrainingError
 from forgetless.support.streams import stream
 from forgetless.tangent.evaluation import eval_mode
-from forgetless.training.augmentation import augmented
 from forgetless.training.fast import Recorder
-from forgetless.training.finite_watch import FiniteWatch
-from forgetless.training.held_out import HeldOut, part_held_out
 from forgetless.training.network import Network
-from forgetless.training.optimizers import TorchOptimizer, schedule_factor
-from forgetless.training.sampling import Sampler, batch_of, choose_indices, to_device
+from forgetless.training.optimizers import TorchOptimizer
+from forgetless.training.sampling import Sampler, augmented, batch_of, choose_indices, to_device
 from forgetless.training.settings import Training
 from forgetless.training.view import FitView, LearnedTask
+
+
+@final
+class FiniteWatch:
+    """Whether weights stay finite: noted after every few steps, checked now and then.
+
+    At every check a GPU waits for Python, so there are few.
+
+    Arguments:
+        seeds: the S seeds.
+        remedies: what may help if they are not, for the message.
+    """
+
+    def __init__(self, seeds: Sequence[int], remedies: Sequence[str]) -> None:
+        self._seeds = seeds
+        self._remedies = remedies
+        self._task = self._first = 0
+        self._notes: list[tuple[int, Tensor]] = []
+
+    def __len__(self) -> int:
+        """The number of notes that are not checked yet."""
+        return len(self._notes)
+
+    def begin(self, task: int, first_step: int) -> None:
+        """Start watching a task whose first step is `first_step`."""
+        self._task, self._first = task, first_step
+        self._notes.clear()
+
+    def note(self, step: int, finite: Tensor) -> None:
+        """Note whether the weights are finite after a step, (S,)."""
+        self._notes.append((step, finite))
+
+    def check(self) -> None:
+        """Raise if any of the weights were not finite."""
+        if not self._notes:
+            return
+        broken = (~torch.stack([finite for _, finite in self._notes])).nonzero()
+        steps = [step for step, _ in self._notes]
+        self._notes.clear()
+        if len(broken):
+            row, seed = broken[0].tolist()
+            raise TrainingError(
+                f"the weights are NaN or infinite by step {steps[row] - self._first} of task "
+                f"{self._task + 1}, seed {self._seeds[seed]}; {' or '.join(self._remedies)} "
+                "may help"
+            )
+
+
+_CHUNK = 4096  # samples that go through the network at once
+
+
+@final
+@dataclass
+class HeldOut:
+    """The loss on held-out samples after each epoch, and its consequences.
+
+    Arguments:
+        best: weights and buffers at the least loss so far, by name.
+        least: that loss; None before the first epoch ends.
+        waited: epochs since then.
+        decays: how often a plateau decayed the learning rate.
+        ended: whether the training on the task is to end.
+    """
+
+    best: dict[str, Tensor] = field(default_factory=dict)
+    least: float | None = None
+    waited: int = 0
+    decays: int = 0
+    ended: bool = False
+
+    def numbers(self) -> dict[str, Any]:
+        """All but the weights, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "best"}
+
+    def judge(
+        self, network: Network, split: Split, task: int, training: Training, lr: float
+    ) -> None:
+        """Note the loss on held-out samples at the end of an epoch with that learning rate."""
+        loss = mean_loss(network, split, task)
+        if math.isfinite(loss) and (self.least is None or loss < self.least):
+            self.least, self.waited = loss, 0
+            self.best = {n: t.clone() for n, t in _weights(network).items()}
+            return
+        self.waited += 1
+        if training.schedule == "plateau" and self.waited % training.decay_after == 0:
+            self.decays += 1
+            self.ended |= lr * training.decay < training.least_lr
+        self.ended |= 0 < training.early_stopping <= self.waited
+
+    def restore_best(self, network: Network) -> None:
+        """Go back to the weights with the least loss."""
+        weights = _weights(network)
+        for name, value in self.best.items():
+            weights[name].copy_(value)
+
+
+def part_held_out(split: Split, share: float, seed: int, task: int) -> tuple[Split, Split]:
+    """A seed's random choice of training samples, and the share of held-out ones."""
+    count = max(1, round(share * len(split)))
+    if count >= len(split):
+        raise ConfigError(
+            f"held_out={share:g} leaves no training samples of the {len(split)} of task {task + 1}"
+        )
+    order = torch.randperm(len(split), generator=stream(seed, "held-out samples", task))
+    parts = (order[count:].sort().values, order[:count].sort().values)
+    train, held_out = (index.to(split.labels.device) for index in parts)
+    return split.subset(train), split.subset(held_out)
+
+
+def mean_loss(network: Network, split: Split, task: int) -> float:
+    """The mean training loss of a single seed on samples of a task, in eval mode."""
+    total = torch.zeros((), dtype=torch.float64)
+    with eval_mode(network.module), torch.no_grad():
+        for index in torch.arange(len(split), device=split.labels.device).split(_CHUNK):
+            samples = batch_of(split, index.unsqueeze(0), task)
+            logits = network.logits(network.theta, samples.inputs)
+            total += network.losses(logits, samples.labels, samples.tasks).double().sum().cpu()
+    return float(total) / len(split)
+
+
+def _weights(network: Network) -> dict[str, Tensor]:
+    return {"theta": network.theta} | {f"fixed.{n}": t for n, t in network.fixed.items()}
+
 
 # Test samples, over all seeds, evaluated at once on a CPU; on a GPU, input numbers evaluated at
 # once.
@@ -177,7 +299,7 @@ class Learner:
     def _set_lr(self, done: float) -> None:
         """The learning rate at a point of the task, in epochs."""
         decays = self.progress.held_out.decays if self.progress else 0
-        factor = schedule_factor(self.training, done, decays)
+        factor = self.training.lr_factor(done, decays)
         if self.optimizer is None:
             self.view.lr = factor * self.training.lr
         else:

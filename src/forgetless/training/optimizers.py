@@ -6,7 +6,6 @@ optimizer under a method that acts on updates is projected, momentum and all:
     Δ = θ − optimizer(θ, g),   θ ← θ − Δ̃.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -14,26 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.support.errors import ConfigError, require
-from forgetless.support.imports import load_object
+from forgetless.support.plugins import load_object
 from forgetless.training.network import Network
 from forgetless.training.settings import OPTIMIZERS, WITH_MOMENTUM, Training
-
-
-def schedule_factor(training: Training, done: float, decays: int) -> float:
-    """The present learning rate over the first one of the task.
-
-    Arguments:
-        training: the schedule and its settings.
-        done: finished epochs of the task, a fraction within one.
-        decays: how often a plateau has decayed it.
-    """
-    if training.schedule == "cosine":
-        return (1 + math.cos(math.pi * done / training.epochs)) / 2
-    if training.schedule == "linear":
-        return 1 - done / training.epochs
-    if training.schedule == "step":
-        decays = int(done) // training.decay_after
-    return float(training.decay**decays)
 
 
 @final

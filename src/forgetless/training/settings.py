@@ -1,5 +1,6 @@
 """The settings of training, and the progress that observers get."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from forgetless.support.options import (
     real,
     whole,
 )
-from forgetless.training.augmentation import AUGMENTATIONS
+from forgetless.training.sampling import AUGMENTATIONS
 
 # The elementwise optimizers of torch.optim: on stacked weights they treat each seed by itself.
 OPTIMIZERS = {
@@ -166,6 +167,21 @@ class Training:
             "held_out": ("early stopping and the schedule plateau", self.watches_held_out),
         }
         return {name: owner for name, (owner, used) in uses.items() if not used}
+
+    def lr_factor(self, done: float, decays: int) -> float:
+        """The present learning rate over the first one of the task.
+
+        Arguments:
+            done: finished epochs of the task, a fraction within one.
+            decays: how often a plateau has decayed it.
+        """
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * done / self.epochs)) / 2
+        if self.schedule == "linear":
+            return 1 - done / self.epochs
+        if self.schedule == "step":
+            decays = int(done) // self.decay_after
+        return float(self.decay**decays)
 
     @property
     def is_plain_sgd(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forgetless import OGD, View
 from forgetless.methods import FinishedTask, option
-from forgetless.methods.orthogonal import Orthogonal
+from forgetless.methods.ogd import Orthogonal
 from forgetless.subspace import Subspace
 
 GATE = "FORGETLESS_TEST_GATE"  # names a file; while it is absent, the run waits

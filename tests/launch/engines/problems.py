@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from forgetless import load_trace
 from forgetless.launch.config import resolve
 from forgetless.launch.engines import Engine, Event, InProcess, Order, train
-from forgetless.trace.lock import LOCK, _owner
+from forgetless.support.files import LOCK, _owner
 
 # Long enough for a worker to be killed half way, short enough for two cores.
 SETTINGS = {"tasks": 3, "epochs": 2, "train_per_class": 10, "memory": 5, "device": "cpu"}

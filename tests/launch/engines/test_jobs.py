@@ -7,10 +7,9 @@ import pytest
 
 from forgetless import load_trace
 from forgetless.launch.engines import InProcess, Processes, train
-from forgetless.launch.engines.dividing import divide
-from forgetless.launch.engines.execution import execute_job
+from forgetless.launch.engines.jobs import divide, execute_job
 from forgetless.support.errors import ConfigError, TraceError, TrainingError
-from forgetless.trace.lock import FolderLock
+from forgetless.support.files import FolderLock
 
 from .problems import Events, Pretended, assert_alike, order, trained
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forgetless.launch.engines import InProcess, Processes, processes
-from forgetless.launch.engines.dividing import divide
+from forgetless.launch.engines.jobs import divide
 from forgetless.launch.engines.processes import RETRIES, STOPPED, Attempts, error_of
 from forgetless.launch.runs import status_of
 from forgetless.support.errors import (

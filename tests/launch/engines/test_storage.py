@@ -30,8 +30,8 @@ from forgetless.support.errors import (
     TraceError,
     UnwritableError,
 )
+from forgetless.support.files import FolderLock
 from forgetless.trace.checkpoint import CHECKPOINTS, Store, checksum
-from forgetless.trace.lock import FolderLock
 
 from .problems import Events, Pretended, assert_alike, order, trained
 

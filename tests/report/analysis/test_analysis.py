@@ -12,8 +12,7 @@ from PIL import Image
 
 from forgetless import TraceError, tangent_features, theory
 from forgetless.launch.rebuild import rebuild, samples_of
-from forgetless.report.analysis import analyse, cached_analysis, known_analysis
-from forgetless.report.analysis.measure import _SeedRun
+from forgetless.report.analysis import _SeedRun, analyse, cached_analysis, known_analysis
 from forgetless.subspace import DENSE, KroneckerSubspace
 from forgetless.trace import load_trace
 

@@ -7,8 +7,7 @@ import pytest
 
 from forgetless.launch.config import resolve
 from forgetless.report.comparison import compare
-from forgetless.report.page import headline
-from forgetless.report.page.words import command_line, worst_task
+from forgetless.report.page import command_line, headline, worst_task
 from forgetless.trace import Trace
 
 

@@ -70,7 +70,7 @@ def test_how_many_threads_torch_has_stays_as_it_was():
     """Numba would set them for the whole process, and sums round by how many share them."""
     program = """
 import torch
-from forgetless.subspace.projection import project_out_rows
+from forgetless.subspace.dense import project_out_rows
 torch.set_num_threads(3)
 project_out_rows(torch.randn(1, 6000), torch.randn(1, 100, 6000))
 raise SystemExit(torch.get_num_threads() != 3)

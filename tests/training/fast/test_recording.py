@@ -137,9 +137,9 @@ def test_weights_that_broke_are_not_saved(monkeypatch, tmp_path):
     """A save that is due at the end of an epoch looks first."""
     recorded(monkeypatch, OnPaper)
     saved = []
-    monkeypatch.setattr("forgetless.training.resume.saving.Saver.due", lambda saver: True)
+    monkeypatch.setattr("forgetless.training.resume.Saver.due", lambda saver: True)
     monkeypatch.setattr(
-        "forgetless.training.resume.saving.Saver.save",
+        "forgetless.training.resume.Saver.save",
         lambda saver, position, learner: saved.append(learner.network.theta.clone()),
     )
     wild = replace(TRAINING, lr=1e30, epochs=50)

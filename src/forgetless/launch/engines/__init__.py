@@ -1,9 +1,7 @@
 """Engines: where runs are trained, one after another, in several processes or on a cluster."""
 
 from forgetless.launch.engines.cluster import Cluster
-from forgetless.launch.engines.engine import Engine, InProcess
-from forgetless.launch.engines.jobs import Event, Job, Order, Watch
-from forgetless.launch.engines.orders import train
+from forgetless.launch.engines.jobs import Engine, Event, InProcess, Job, Order, Watch, train
 from forgetless.launch.engines.processes import Processes
 from forgetless.launch.engines.storage import (
     download,

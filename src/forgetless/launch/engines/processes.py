@@ -18,8 +18,7 @@ from typing import Any, final
 
 import torch
 
-from forgetless.launch.engines.execution import execute_job
-from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch
+from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch, execute_job
 from forgetless.support import errors, signals
 from forgetless.support.errors import (
     ForgetlessError,
@@ -30,7 +29,7 @@ from forgetless.support.errors import (
     first_line,
     require,
 )
-from forgetless.support.source import mistake_in
+from forgetless.support.provenance import mistake_in
 from forgetless.training.fit import resolve_device
 from forgetless.training.settings import Progress
 

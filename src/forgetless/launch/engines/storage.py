@@ -28,10 +28,9 @@ from forgetless.support.errors import (
     UnwritableError,
     first_line,
 )
-from forgetless.support.files import write_atomically
+from forgetless.support.files import FolderLock, write_atomically
 from forgetless.trace import JOBS, TRACE_FILE, is_trace
 from forgetless.trace.checkpoint import checksum, digest
-from forgetless.trace.lock import FolderLock
 
 SAVED = "saved"
 _POINTER = re.compile(r"pointer-(\d{6,9})-[0-9a-f]{8}\.json")

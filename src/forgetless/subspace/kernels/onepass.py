@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from forgetless.subspace.projection import aligned
+from forgetless.subspace.dense import aligned
 from forgetless.support.errors import first_line
 
 _HOPPER = 9  # the compute capability that the kernel was made for

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when one is due, its contents, and whether one belongs to this run."""
+"""Resume an interrupted run exactly where it stopped: what is saved, when, and how it returns."""
 
 import json
 import time
@@ -13,15 +13,134 @@ import torch
 from torch import Tensor
 
 from forgetless.data import Split, Task
-from forgetless.methods.state import check_unchanged, state_marks
+from forgetless.methods import Samples
+from forgetless.methods.state import check_unchanged, restored_state, state_marks, state_tensors
 from forgetless.subspace import Storage
 from forgetless.support import signals
 from forgetless.support.errors import ForgetlessError, ForgetlessWarning, TraceError, first_line
 from forgetless.trace import Trace, is_complete, is_trace, load_trace
 from forgetless.trace.checkpoint import CHECKPOINTS, Checkpoint, Store
 from forgetless.trace.experiment import changed_parts, changed_settings, digest_of
-from forgetless.training.learner import Learner
-from forgetless.training.resume import snapshot
+from forgetless.training.learner import HeldOut, Learner, TaskProgress
+from forgetless.training.optimizers import TorchOptimizer
+
+
+def learner_progress(learner: Learner) -> dict[str, Tensor]:
+    """Weights, buffers, generators and their latest draws: all but the method's state."""
+    theta, done = learner.network.theta, learner.progress
+    found = {"theta": theta, "choices": learner.sampler.coming, **_random(learner)}
+    found |= {f"fixed.{name}": t for name, t in learner.network.fixed.items()}
+    if learner.optimizer is not None:
+        found |= {f"optimizer.{name}": t for name, t in learner.optimizer.tensors().items()}
+    if done is not None:
+        found |= {} if done.order is None else {"order": done.order}
+        found |= {f"best.{name}": t for name, t in done.held_out.best.items()}
+    return found
+
+
+def learner_state(learner: Learner) -> dict[str, Tensor]:
+    """The tensors of the method's state, of every seed."""
+    rows = range(len(learner.seeds))
+    return {f"{row}.{n}": t for row in rows for n, t in state_tensors(learner.state, row).items()}
+
+
+def learner_numbers(learner: Learner) -> dict[str, Any]:
+    """Counters, as plain values."""
+    progress = learner.progress or TaskProgress(learner.steps)
+    return {
+        "steps": learner.steps,
+        "first_step": progress.first_step,
+        "epochs": progress.epochs,
+        "batches": progress.batches,
+        "asked": learner.sampler.asked,
+        "held_out": progress.held_out.numbers(),
+    }
+
+
+def restore_learner(
+    learner: Learner,
+    tensors: Mapping[str, Tensor],
+    remembered: Mapping[str, Tensor],
+    values: Mapping[str, Any],
+) -> None:
+    """Bring a learner made alike to where `progress`, `state` and `numbers` were taken."""
+    network = learner.network
+    theta = network.theta
+    if tensors["theta"].shape != theta.shape:
+        raise ValueError(f"weights of shape {tuple(tensors['theta'].shape)}")
+    # Copied in place: at another alignment in memory products may round differently.
+    theta.copy_(tensors["theta"])
+    for name, value in network.fixed.items():
+        value.copy_(tensors[f"fixed.{name}"])
+    of_seeds = [
+        {n.removeprefix(f"{row}."): t for n, t in remembered.items() if n.startswith(f"{row}.")}
+        for row in range(len(learner.seeds))
+    ]
+
+    def load(samples: Sequence[Mapping[str, Tensor]]) -> Samples:
+        return Samples.restore(
+            [{n: t.to(theta.device) for n, t in kept.items()} for kept in samples]
+        )
+
+    storage = learner.view.storage
+    learner.state = restored_state(of_seeds, learner.method, network.protected, storage, load)
+    learner.steps = int(values["steps"])
+    order = tensors["order"].to(theta.device) if "order" in tensors else None
+    first, epochs, batches = (int(values[name]) for name in ("first_step", "epochs", "batches"))
+    held_out = HeldOut(_starting_with("best.", tensors), **values["held_out"])
+    learner.progress = TaskProgress(first, epochs, batches, order, held_out)
+    learner.optimizer = learner.new_optimizer()
+    if learner.optimizer is not None:
+        learner.optimizer.restore(_starting_with("optimizer.", tensors))
+    learner.sampler.asked = [(int(count), int(available)) for count, available in values["asked"]]
+    learner.sampler.coming = tensors["choices"].to(theta.device)
+    _set_random(learner, tensors)
+
+
+@final
+@dataclass(frozen=True)
+class Savepoint:
+    """All that a consolidation changes: the method's state, progress, optimizer, generators."""
+
+    state: Any
+    progress: TaskProgress | None
+    optimizer: TorchOptimizer | None
+    random: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, learner: Learner) -> "Savepoint":
+        """The learner as it is now."""
+        return cls(learner.state, learner.progress, learner.optimizer, _random(learner))
+
+    def restore(self, learner: Learner) -> None:
+        """Undo a consolidation."""
+        learner.state, learner.progress = self.state, self.progress
+        learner.optimizer = self.optimizer
+        _set_random(learner, self.random)
+
+
+def _random(learner: Learner) -> dict[str, Tensor]:
+    """States of the seeds' generators, (4 S, bytes), and of torch's own, which dropout uses."""
+    own = torch.stack([generator.get_state() for generator in learner.generators()])
+    states = {"generators": own, "global": torch.get_rng_state()}
+    theta = learner.network.theta
+    if theta.is_cuda:
+        states["global.cuda"] = torch.cuda.get_rng_state(theta.device)
+    return states
+
+
+def _set_random(learner: Learner, states: Mapping[str, Tensor]) -> None:
+    for generator, state in zip(learner.generators(), states["generators"], strict=True):
+        generator.set_state(state.clone())
+    torch.set_rng_state(states["global"])
+    theta = learner.network.theta
+    if theta.is_cuda and "global.cuda" in states:
+        torch.cuda.set_rng_state(states["global.cuda"], theta.device)
+
+
+def _starting_with(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
 
 # After a task a checkpoint may take this share of the time since the one before it, or so many
 # seconds. Short tasks share one.
@@ -148,8 +267,8 @@ class Saver:
         known = learner.state is self._saved_state
         if known:
             check_unchanged(learner.method, "update", learner.state, self._marks)
-        state = None if known else snapshot.state(learner)
-        return {"progress": progress | snapshot.progress(learner), "memory": state}
+        state = None if known else learner_state(learner)
+        return {"progress": progress | learner_progress(learner), "memory": state}
 
     def _save(self, position: Position, learner: Learner | None, parts: Parts) -> None:
         if self._store is None:
@@ -170,7 +289,7 @@ class Saver:
         }
         if learner is not None:
             body["storage"] = learner.view.storage.described()
-            body["learner"] = snapshot.numbers(learner)
+            body["learner"] = learner_numbers(learner)
         self._store.write(body, parts)
         if self._after is not None:
             self._after()  # its time counts: a slow copy is made less often
@@ -239,7 +358,7 @@ class Saver:
             )
         parts, body = loaded.checkpoint.parts, loaded.checkpoint.body
         try:
-            snapshot.restore(learner, parts["progress"], parts.get("memory", {}), body["learner"])
+            restore_learner(learner, parts["progress"], parts.get("memory", {}), body["learner"])
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise _misfit(self._store.folder, error) from error
         self._note(learner)

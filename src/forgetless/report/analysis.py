@@ -1,21 +1,21 @@
-"""Measures why a run forgot: tangent features of its network after each task."""
+"""Why a run forgot: overlap, explained variance, kernel change and forecast, from its trace."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import base64
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from forgetless import theory
 from forgetless.data import Scenario, Split
-from forgetless.launch.method_steps import projections
-from forgetless.launch.rebuild import Rebuilt, rebuild, samples_of
+from forgetless.launch.rebuild import Rebuilt, projections, rebuild, samples_of
 from forgetless.methods import METHODS, Method, build_method, method_options
-from forgetless.report.analysis.analysis import Analysis, ForecastPoint, Images, Variance
-from forgetless.report.analysis.images import Gallery
 from forgetless.subspace import FACTORED, FactoredSubspace
 from forgetless.support.errors import TraceError
 from forgetless.support.layout import Layout
@@ -23,10 +23,183 @@ from forgetless.support.options import whole
 from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins, newly_wrong
 from forgetless.trace import Trace
-from forgetless.trace.cache import read_beside, write_beside
 from forgetless.trace.metrics import tasks_learned
+from forgetless.trace.trace import read_beside, write_beside
 from forgetless.training.build import ModelSource
 from forgetless.training.settings import Training
+
+
+@final
+@dataclass(frozen=True)
+class Variance:
+    """The variance of a task's tangent features, at the weights after learning it.
+
+    Attributes:
+        curve: the share that the first 1, 2, … directions explain.
+        samples: the number of samples.
+        kept: how many directions of the task the method stored; None if it stores none.
+    """
+
+    curve: list[float]
+    samples: int
+    kept: int | None
+
+
+@final
+@dataclass(frozen=True)
+class ForecastPoint:
+    """Change of the accuracy on a task while the next one is learned, in points.
+
+    Attributes:
+        source, target: the tasks, from 0.
+        predicted, measured: before and after.
+        trust: reliability of the forecast, 0 to 1; `trusted`: whether it is high enough.
+    """
+
+    source: int
+    target: int
+    predicted: float
+    measured: float
+    trust: float
+    trusted: bool
+
+
+@final
+@dataclass(frozen=True)
+class Sample:
+    """A test image: its number in the task's test set, its class, and the network's guess."""
+
+    id: str
+    label: int
+    guess: int
+
+
+@final
+@dataclass(frozen=True)
+class Images:
+    """Test images of each task that are predicted to become wrong, and that were forgotten.
+
+    Attributes:
+        pictures: the images as data URLs, by their number.
+        endangered: task (from 0, as text) → those predicted to become wrong, worst first.
+        forgotten: task → those right when it was learned and wrong at the end, worst first.
+    """
+
+    pictures: dict[str, str] = field(default_factory=dict)
+    endangered: dict[str, list[Sample]] = field(default_factory=dict)
+    forgotten: dict[str, list[Sample]] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True)
+class Analysis:
+    """Why one seed of a run forgot.
+
+    Attributes:
+        seed: which one.
+        samples: of each task, for overlaps and kernels.
+        learned: T', the number of tasks analysed.
+        overlap: "s-k" (tasks from 0, s < k) → singular values of O^{s→k}, decreasing, at the
+            weights after s, with the directions stored when k starts projected out.
+        projected: whether the method's directions were taken out; else the overlap is as for SGD.
+        unprotected: "s-k" → the share of the variance of s's features that steps of task k may
+            still change, at the weights after s: 1 without a method's projection.
+        variance: of each task.
+        kernel: for each task s, ‖K_t − K_s‖ / ‖K_s‖ on it after tasks t = s … T' − 1.
+        forecast: for pairs of neighbouring tasks, if the method can be forecast.
+        images: the samples themselves.
+    """
+
+    seed: int
+    samples: int
+    learned: int
+    overlap: dict[str, list[float]]
+    projected: bool
+    unprotected: dict[str, float]
+    variance: list[Variance]
+    kernel: list[list[float]]
+    forecast: list[ForecastPoint]
+    images: Images
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def restore(cls, plain: Mapping[str, Any]) -> Self:
+        """From the result of `plain`."""
+        values = dict(plain)
+        images = values["images"]
+        lists = {
+            kind: {task: [Sample(**one) for one in found] for task, found in images[kind].items()}
+            for kind in ("endangered", "forgotten")
+        }
+        values["images"] = Images(dict(images["pictures"]), **lists)
+        values["variance"] = [Variance(**one) for one in values["variance"]]
+        values["forecast"] = [ForecastPoint(**one) for one in values["forecast"]]
+        return cls(**values)
+
+
+_MOST_BYTES = 400_000  # of all pictures of a run: a page of five runs stays small
+
+
+@final
+class Gallery:
+    """Collects pictures of test images, each once, up to a total size.
+
+    Arguments:
+        shape: of an input; only (1 or 3, height, width) is an image.
+    """
+
+    most = 8  # of each kind and task
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.possible = len(shape) == 3 and shape[0] in (1, 3)
+        self.images = Images()
+        self._bytes = 0
+
+    def add(
+        self,
+        kind: Literal["endangered", "forgotten"],
+        task: int,
+        test: tuple[Tensor, Tensor],
+        index: Tensor,
+        outputs: Tensor,
+        classes: range,
+    ) -> None:
+        """Add the samples at `index` of a task's test set, with the class the network gives them.
+
+        Arguments:
+            test: inputs (n, c, h, w) and labels (n,).
+            outputs: of the samples at `index`, (m, C); the largest within `classes` is the guess.
+        """
+        if not self.possible:
+            return
+        inputs, labels = test
+        found = []
+        for number, output in zip(index.tolist(), outputs, strict=True):
+            name = f"{task + 1}.{number + 1}"
+            if name not in self.images.pictures:
+                picture = _data_url(inputs[number], float(inputs.min()), float(inputs.max()))
+                if self._bytes + len(picture) > _MOST_BYTES:
+                    break
+                self._bytes += len(picture)
+                self.images.pictures[name] = picture
+            guess = classes.start + int(output[classes.start : classes.stop].argmax())
+            found.append(Sample(name, int(labels[number]), guess))
+        getattr(self.images, kind)[str(task)] = found
+
+
+def _data_url(image: Tensor, low: float, high: float) -> str:
+    """A PNG file of an image (c, h, w) with values from low to high."""
+    scaled = ((image - low) / max(high - low, 1e-12) * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels = scaled.permute(1, 2, 0).cpu().numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(
+        file, "PNG", optimize=True
+    )
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
 
 SAMPLES = 200
 _FORMAT = 4  # of a stored analysis

@@ -1,1 +1,0 @@
-"""Resume an interrupted run exactly where it stopped."""
