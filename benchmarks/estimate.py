@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from forgetless import EWC, GEM, GPM, OGD, PCAOGD, Guard, KFACLaplace, KronOGD
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import format_bytes
 
 METHODS = (
     KronOGD(),

@@ -9,7 +9,7 @@ import pytest
 from forgetless import Method
 from forgetless.launch.config import setting_fields
 from forgetless.methods import View
-from forgetless.support.options import flag
+from forgetless.support.validation import flag
 from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parent.parent

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
         View,
     )
     from forgetless.subspace import Storage
-    from forgetless.support.errors import (
+    from forgetless.support.validation import (
         ConfigError,
         DataError,
         ForgetlessError,

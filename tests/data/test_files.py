@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forgetless.data import files
 from forgetless.data.files import IdxFile, PublishedFile
-from forgetless.support.errors import DataError
+from forgetless.support.validation import DataError
 
 PATH = Path("folder/some-file")
 SHAPE = (3, 2, 4)

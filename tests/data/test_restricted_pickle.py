@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless.data.restricted_pickle import ByteArray, load_plain_pickle
-from forgetless.support.errors import DataError
+from forgetless.support.validation import DataError
 
 PATH = Path("folder/train")
 ARRAY = np.arange(12, dtype=np.uint8).reshape(3, 4) + 120  # some of it is beyond ASCII

@@ -23,7 +23,7 @@ from forgetless.data.datasets import (
     status,
 )
 from forgetless.data.files import IdxFile, PublishedFile
-from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.validation import ConfigError, DataError
 
 SHAPES = {
     "train-images-idx3-ubyte": (6, 28, 28),

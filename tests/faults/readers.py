@@ -37,7 +37,7 @@ from forgetless import (
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
 from forgetless.guard.frameworks.base import FILE, GuardCarrier
-from forgetless.support.errors import ForgetlessError, ForgetlessWarning
+from forgetless.support.validation import ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
 from forgetless.training.resume import Saver

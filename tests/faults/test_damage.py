@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forgetless import TraceError
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 from forgetless.trace.checkpoint import Store
 
 from .problems import Plug, assert_same, small_run, stopped_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forgetless import TraceError, load_trace
-from forgetless.support.errors import UnwritableError
+from forgetless.support.validation import UnwritableError
 from forgetless.trace.checkpoint import Store
 
 from .problems import Plug, assert_same, small_run, stopped_run

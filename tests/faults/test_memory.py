@@ -12,7 +12,7 @@ from forgetless.cli import main
 from forgetless.launch.config import resolve
 from forgetless.subspace import DENSE, FACTORED, STORAGES
 from forgetless.subspace.storage import Footprint
-from forgetless.support.errors import MemoryShortageError
+from forgetless.support.validation import MemoryShortageError
 from forgetless.training.fit import few_features
 from forgetless.training.learner import Learner
 from tests.conftest import blobs

@@ -21,7 +21,7 @@ from forgetless import (
     fit,
     load_trace,
 )
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 from forgetless.trace.checkpoint import Store
 from forgetless.training.learner import Learner
 from tests.conftest import blobs

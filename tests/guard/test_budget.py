@@ -9,7 +9,7 @@ from torch import nn, optim
 
 import forgetless
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard
-from forgetless.support.options import format_bytes, parse_bytes
+from forgetless.support.validation import format_bytes, parse_bytes
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers

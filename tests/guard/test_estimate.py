@@ -29,7 +29,7 @@ from forgetless import (
     KronOGD,
     Method,
 )
-from forgetless.support.errors import MemoryShortageError
+from forgetless.support.validation import MemoryShortageError
 
 from .problems import CLASSES, INPUTS, mlp, seeded, task
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import format_bytes
 from forgetless.training.build import MLP
 
 from ..tangent.reference import by_loop

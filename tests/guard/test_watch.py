@@ -10,7 +10,7 @@ from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
 from forgetless import AGEM, EWC, OGD, SGD, Guard, KronOGD
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 
 from .problems import guarded, mlp, task, train
 

@@ -8,7 +8,7 @@ import forgetless
 from forgetless import PCAOGD, ConfigError, TraceError, Training, fit
 from forgetless.launch.rebuild import load_from_script, rebuild
 from forgetless.report.analysis import analyse
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 from tests.conftest import blobs
 from tests.conftest import forgetless as command
 

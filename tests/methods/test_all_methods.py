@@ -26,10 +26,10 @@ from forgetless import (
     fit,
 )
 from forgetless.launch.config import resolve, setting_fields
+from forgetless.linalg import Layout
 from forgetless.methods import METHODS, build_method, method_settings
 from forgetless.methods.state import state_tensors
 from forgetless.subspace import DENSE
-from forgetless.support.layout import Layout
 
 TABLE = {
     "sgd": SGD(),

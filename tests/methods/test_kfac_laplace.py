@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from forgetless import ConfigError, Guard, KFACLaplace
-from forgetless.support.layout import Layout
+from forgetless.linalg import Layout
 from forgetless.tangent import Moments
 
 SHAPES = {"0.weight": (4, 3), "0.bias": (4,), "1.weight": (2, 4, 1, 1), "2.weight": (5,)}

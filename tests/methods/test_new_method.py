@@ -12,7 +12,7 @@ import pytest
 from forgetless import Method, load_trace
 from forgetless.cli import main
 from forgetless.methods import METHODS
-from forgetless.support.options import option, real
+from forgetless.support.validation import option, real
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless import SGD, ConfigError, Guard, Method, Training, fit
+from forgetless.linalg import Growth, Layout
 from forgetless.methods import Samples
 from forgetless.methods.state import (
     STRUCTURE,
@@ -20,7 +21,6 @@ from forgetless.methods.state import (
     take_step,
 )
 from forgetless.subspace import DENSE, FACTORED, empty_subspace
-from forgetless.support.layout import Growth, Layout
 from tests.conftest import blobs
 
 SEEDS = 3

@@ -22,7 +22,7 @@ from forgetless.paper.claims.base import judged
 from forgetless.paper.page import make_page
 from forgetless.paper.results import load_results
 from forgetless.paper.workshop import Workshop
-from forgetless.support.errors import TraceError
+from forgetless.support.validation import TraceError
 from forgetless.trace import load_trace
 
 ROOT = Path(__file__).parents[2]

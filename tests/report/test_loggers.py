@@ -8,14 +8,14 @@ import pytest
 
 from forgetless import SGD, Progress, Training, average_accuracy, fit, forgetting
 from forgetless.report.loggers import (
-    Measurements,
     MLflowLogger,
     TensorBoardLogger,
     WandbLogger,
     package,
     several,
 )
-from forgetless.support.errors import ConfigError
+from forgetless.support.validation import ConfigError
+from forgetless.training.settings import Measurements
 from tests.conftest import blobs
 
 TASKS, SEEDS = 3, (4, 7)

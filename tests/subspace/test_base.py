@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 import forgetless
 from forgetless import OGD, PCAOGD, ConfigError, Guard, KronOGD
+from forgetless.linalg import Growth, Layout
 from forgetless.subspace import (
     DENSE,
     FACTORED,
@@ -22,8 +23,7 @@ from forgetless.subspace import (
     Storage,
     empty_subspace,
 )
-from forgetless.support.errors import DataError
-from forgetless.support.layout import Growth, Layout
+from forgetless.support.validation import DataError
 from forgetless.tangent import Batch, features_of, tangent_features
 from forgetless.training.build import MLP, LeNet
 

@@ -8,7 +8,7 @@ import torch
 from forgetless import OGD, PCAOGD
 from forgetless.subspace import STORAGES
 from forgetless.subspace.storage import Footprint, budget_of, fitting_storage
-from forgetless.support.errors import MemoryShortageError
+from forgetless.support.validation import MemoryShortageError
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless import ConfigError
+from forgetless.linalg import Layout, ParameterSlice
 from forgetless.subspace import STORAGES, InputSubspace, Storage
-from forgetless.support.layout import Layout, ParameterSlice
 from forgetless.tangent import InputMoments
 
 LAYOUT = Layout({"a.weight": (4, 5), "a.bias": (4,), "b.weight": (3, 2, 2, 1), "norm": (6,)})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgetless.support.errors import first_line
+from forgetless.support.validation import first_line
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forgetless.support.layout import Growth, Layout, is_under
+from forgetless.linalg import Growth, Layout, is_under
 
 LAYOUT = Layout({"weight": (2, 3), "scale": (), "empty": (0, 4), "bias": (2,)})
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.validation import ConfigError, DataError
 from forgetless.tangent import chunks, tangent_features
 from forgetless.training.build import MLP, LeNet
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from forgetless import tangent_features
-from forgetless.support.layout import ParameterSlice
+from forgetless.linalg import ParameterSlice
 from forgetless.tangent import sliced_features
 
 

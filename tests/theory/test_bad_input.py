@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forgetless.support.errors import ConfigError
+from forgetless.support.validation import ConfigError
 from forgetless.tangent import tangent_features
 from forgetless.theory import (
     ComponentProjection,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgetless.support.errors import TrainingError
+from forgetless.support.validation import TrainingError
 from forgetless.theory import (
     ComponentProjection,
     Descent,

@@ -9,7 +9,7 @@ from forgetless.launch.config import refuse_unused, resolve
 from forgetless.launch.rebuild import rebuild
 from forgetless.report.analysis import analyse
 from forgetless.trace import differences, same_experiment
-from forgetless.training.description import layers_fingerprint
+from forgetless.training.build import layers_fingerprint
 from tests.conftest import blobs
 
 SCRIPT = """

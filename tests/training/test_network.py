@@ -8,9 +8,8 @@ from torch import nn
 
 from forgetless.methods import Samples
 from forgetless.tangent import Batch, chunks
-from forgetless.tangent.autograd import autograd_check
 from forgetless.tangent.capture import capture
-from forgetless.tangent.evaluation import Evaluation
+from forgetless.tangent.evaluation import Evaluation, autograd_check
 from forgetless.training.network import Network
 from tests.tangent.reference import built, by_loop, random
 

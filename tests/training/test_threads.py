@@ -7,9 +7,9 @@ from torch import nn
 
 from forgetless import OGD, PCAOGD, SGD, ConfigError, Training, fit
 from forgetless.training.build import MLP, LeNet, make_learner
+from forgetless.training.fit import Threads
 from forgetless.training.learner import Learner
 from forgetless.training.network import Network
-from forgetless.training.threads import Threads
 from tests.conftest import blobs
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from forgetless.cli.progress import say
 from forgetless.data import SCENARIOS
 from forgetless.data.datasets import fetch, status
 from forgetless.methods import METHODS, method_class, method_options
-from forgetless.support.errors import ConfigError
 from forgetless.support.plugins import PluginKind, installed, plugin
+from forgetless.support.validation import ConfigError
 from forgetless.training.build import MODELS
 
 data_app = typer.Typer(

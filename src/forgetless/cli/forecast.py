@@ -17,7 +17,7 @@ from forgetless.data import SCENARIOS, Scenario, Task, grows_with_tasks
 from forgetless.launch.config import resolve
 from forgetless.launch.rebuild import Rebuilt, load_from_script, method_step, rebuild, samples_of
 from forgetless.methods import PCAOGD, Method, build_method, method_options
-from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError, require
+from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, require
 from forgetless.theory import TRUSTED, Forecast, forecast
 from forgetless.trace import Trace, load_trace, nulls
 from forgetless.training.fit import resolve_device

@@ -13,14 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 from forgetless.support import signals
-from forgetless.support.errors import (
+from forgetless.support.provenance import __version__, mistake_in
+from forgetless.support.validation import (
     ConfigError,
     ForgetlessError,
     ForgetlessWarning,
     TrainingError,
     UserCodeError,
 )
-from forgetless.support.provenance import __version__, mistake_in
 
 # Name → module, attribute (a function or a Typer application) and its line in the help.
 _COMMANDS = {

@@ -13,9 +13,8 @@ from forgetless.cli.progress import LOGGERS
 from forgetless.launch.config import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.methods import METHODS, method_class, method_options
-from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import flag
 from forgetless.support.plugins import short_name, unknown
+from forgetless.support.validation import ConfigError, flag, require
 
 ENGINES = ("local", "ray")
 

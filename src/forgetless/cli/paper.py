@@ -14,8 +14,9 @@ from rich.table import Table
 from forgetless.cli.options import Address, DataFolder, EngineName, Jobs, engine_for
 from forgetless.cli.progress import Board, say
 from forgetless.launch.config import resolve
-from forgetless.launch.engines import is_shared, local_copy
+from forgetless.launch.engines import local_copy
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
+from forgetless.support.files import is_shared
 
 paper_app = typer.Typer(
     help="Rebuild the tables, figures and verdicts of the paper that forgetless implements.",

@@ -18,15 +18,14 @@ from rich.text import Text
 from forgetless.launch.engines import Event, Job
 from forgetless.report.loggers import (
     Logger,
-    Measurements,
     MLflowLogger,
     TensorBoardLogger,
     WandbLogger,
     several,
 )
-from forgetless.support.errors import require
+from forgetless.support.validation import require
 from forgetless.trace.notebook import viridis
-from forgetless.training.settings import Observer
+from forgetless.training.settings import Measurements, Observer
 
 _CELL = 4  # characters
 
@@ -48,6 +47,12 @@ def logger_names(log: str) -> list[str]:
 def say(text: str, console: Console | None = None) -> None:
     """Print a line for people; on standard output by default."""
     (console or Console()).print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def say_report(page: Path, sentences: Sequence[str] = ()) -> None:
+    """Print the headlines of a page, and where it is."""
+    for line in (*sentences, f"The report is {page}"):
+        say(line)
 
 
 @final

@@ -2,23 +2,17 @@
 
 import shlex
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forgetless.cli.options import DataFolder, Script
-from forgetless.cli.progress import say
-from forgetless.launch.rebuild import FromScript, load_from_script
-from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
-from forgetless.report.comparison import Entry, compare, find_traces, run_folder
-from forgetless.report.page import headline, write_page
-from forgetless.support.errors import ForgetlessError, TraceError
-from forgetless.trace import Trace
-
-PAGE = "report.html"
+from forgetless.cli.progress import say_report
+from forgetless.launch.rebuild import load_from_script
+from forgetless.report.comparison import find_traces, run_folder
+from forgetless.report.page import PAGE, make_report
+from forgetless.support.validation import TraceError
 
 
 def report_command(
@@ -63,66 +57,3 @@ def report_command(
     say_report(page, sentences)
     if open_it:
         webbrowser.open(page.resolve().as_uri())
-
-
-def make_report(
-    traces: Sequence[Trace],
-    page: Path,
-    *,
-    analyse: bool = False,
-    given: FromScript = (None, None),
-    data: Path | None = None,
-    command: str = "",
-    broken: Sequence[str] = (),
-) -> list[str]:
-    """Write the page of some runs, even if an analysis is interrupted.
-
-    Arguments:
-        given: tasks and model of the runs that a script made.
-
-    Returns:
-        its headlines, and a sentence for each run that could not be analysed or read.
-    """
-    comparisons = compare(traces)
-    failures: list[str] = []
-    analyses: list[dict[str, Analysis]] = [{} for _ in comparisons]
-    try:
-        with Console(stderr=True).status("report") as status:
-            for comparison, found in zip(comparisons, analyses, strict=True):
-                for entry in comparison.entries:
-                    if analyse:
-                        status.update(f"why did {entry.label} forget?")
-                    known = _analysis(entry, analyse, given, data, failures)
-                    if known is not None:
-                        found[entry.label] = known
-    finally:
-        write_page(comparisons, page, analyses, command=command, broken=broken)
-    one = len(comparisons) == 1
-    headlines = [headline(c) if one else f"{c.title}: {headline(c)}" for c in comparisons]
-    return [*headlines, *failures, *(f"Left out: {sentence}" for sentence in broken)]
-
-
-def say_report(page: Path, sentences: Sequence[str] = ()) -> None:
-    """Print the headlines of a page, and where it is."""
-    for line in (*sentences, f"The report is {page}"):
-        say(line)
-
-
-def _analysis(
-    entry: Entry, analyse: bool, given: FromScript, data: Path | None, failures: list[str]
-) -> Analysis | None:
-    """The analysis of the first trace of an entry that has one, or else a new one if asked."""
-    for part in entry.parts:
-        known = known_analysis(part)
-        if known is not None:
-            return known
-    if not analyse:
-        return None
-    trace = entry.parts[0]
-    tasks = given[0] if "scenario_from" in trace.config else None
-    model = given[1] if "model_from" in trace.config else None
-    try:
-        return cached_analysis(trace, tasks=tasks, model=model, data=data)
-    except ForgetlessError as error:
-        failures.append(f"{entry.label} could not be analysed: {error}")
-        return None

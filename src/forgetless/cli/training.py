@@ -32,8 +32,7 @@ from forgetless.cli.options import (
     values_to_set,
     with_config_options,
 )
-from forgetless.cli.progress import Board, logger_names, say
-from forgetless.cli.report import PAGE, make_report, say_report
+from forgetless.cli.progress import Board, logger_names, say, say_report
 from forgetless.data import build_scenario
 from forgetless.launch.config import Config, refuse_unused, resolve
 from forgetless.launch.engines import (
@@ -42,19 +41,18 @@ from forgetless.launch.engines import (
     Order,
     download,
     download_state,
-    is_shared,
     local_copy,
     train,
     upload,
-    without_password,
 )
 from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import COMPARISON, check_names, output_folder
 from forgetless.report import comparison_table, task_table
+from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save
-from forgetless.support.errors import ForgetlessError, require
-from forgetless.support.files import write_atomically
+from forgetless.support.files import is_shared, without_password, write_atomically
 from forgetless.support.plugins import is_in_file, short_name
+from forgetless.support.validation import ForgetlessError, require
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
 from forgetless.training.build import ModelFactory
 

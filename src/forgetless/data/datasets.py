@@ -22,7 +22,7 @@ from forgetless.data.files import (
     read_idx,
     sha256_of,
 )
-from forgetless.support.errors import ConfigError, DataError
+from forgetless.support.validation import ConfigError, DataError
 
 # Images (n, channels, height, width) uint8, labels (n,) int64.
 LabelledImages = tuple[Tensor, Tensor]

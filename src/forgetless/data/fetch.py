@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from forgetless.data.files import DamagedFileError, PublishedFile, is_intact, mismatch, sha256_of
-from forgetless.support.errors import DataError
 from forgetless.support.files import write_atomically
+from forgetless.support.validation import DataError
 
 HTTP_TIMEOUT_SECONDS = 20
 PIP_TIMEOUT_SECONDS = 300

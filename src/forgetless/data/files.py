@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forgetless.support.errors import DataError
+from forgetless.support.validation import DataError
 
 IDX_UNSIGNED_BYTE = 0x08
 GZIP_WINDOW_BITS = 31  # to zlib: a gzip header and trailer, a window of any size

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from forgetless.data.files import DamagedFileError
-from forgetless.support.errors import DataError
+from forgetless.support.validation import DataError
 
 # The opcodes of protocol 2 for plain values and arrays.
 TUPLE_OPCODES = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})

@@ -15,8 +15,6 @@ from torch.nn.functional import pad
 
 from forgetless.data.datasets import SOURCES, ImageSet, shared_source
 from forgetless.data.tasks import SETTINGS, Scenario, Split, Task, own_settings
-from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import FINITE, check_options, flag, option, select_options, whole
 from forgetless.support.plugins import (
     accepted,
     import_path,
@@ -27,6 +25,16 @@ from forgetless.support.plugins import (
     wrong_kind,
 )
 from forgetless.support.streams import stream
+from forgetless.support.validation import (
+    FINITE,
+    ConfigError,
+    check_options,
+    flag,
+    option,
+    require,
+    select_options,
+    whole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

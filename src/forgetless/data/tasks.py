@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from forgetless.support.errors import ConfigError, DataError, first_line, require
+from forgetless.support.validation import ConfigError, DataError, first_line, require
 
 Setting = Literal["task", "domain", "class"]
 SETTINGS: tuple[Setting, ...] = ("task", "domain", "class")

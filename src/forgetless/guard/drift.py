@@ -17,8 +17,8 @@ from forgetless.guard.distributed.sharding import reshard
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import has_moving_statistics
 from forgetless.methods import Method
-from forgetless.support.errors import ConfigError, DataError, warn_caller
 from forgetless.support.streams import stream, undisturbed
+from forgetless.support.validation import ConfigError, DataError, warn_caller
 from forgetless.tangent import eval_mode
 
 _FIRST = 100  # steps for each stored task until the first check; then after twice as many each time

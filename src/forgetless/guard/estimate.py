@@ -13,7 +13,7 @@ from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.model import GuardedModel
 from forgetless.linalg import float64
 from forgetless.methods.cost import Work
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import format_bytes
 from forgetless.tangent import eval_mode
 
 # Sizes at which a machine's speed is measured: of products, eigenvalue problems, and copies.

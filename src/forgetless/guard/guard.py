@@ -52,10 +52,16 @@ from forgetless.methods.state import (
     state_tensors,
 )
 from forgetless.subspace import STORAGES, Storage
-from forgetless.support.errors import ConfigError, require, warn_caller
 from forgetless.support.memory import shortage_of
-from forgetless.support.options import is_whole, parse_bytes, whole
 from forgetless.support.streams import stream
+from forgetless.support.validation import (
+    ConfigError,
+    is_whole,
+    parse_bytes,
+    require,
+    warn_caller,
+    whole,
+)
 from forgetless.tangent.evaluation import eval_mode
 
 _TRIED = 64  # samples that an estimate runs

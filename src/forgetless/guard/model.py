@@ -24,9 +24,9 @@ from forgetless.guard.batches.outputs import (
 from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.distributed.sharding import gathered_copy
 from forgetless.guard.parameters import Parameters
-from forgetless.methods.view import FeatureOutputs, MomentOutputs
+from forgetless.methods.base import FeatureOutputs, MomentOutputs
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError, DataError, first_line
+from forgetless.support.validation import ConfigError, DataError, first_line
 from forgetless.tangent import (
     Batch,
     InputMoments,

@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import local, local_slices
-from forgetless.support.errors import ConfigError, require
-from forgetless.support.layout import Growth, Layout, is_under
+from forgetless.linalg import Growth, Layout, is_under
+from forgetless.support.validation import ConfigError, require
 from forgetless.tangent import chosen_names, require_one_precision
 
 

@@ -12,7 +12,7 @@ from forgetless.linalg import float64
 from forgetless.methods.state import STRUCTURE, state_tensors
 from forgetless.subspace import Directions
 from forgetless.support.collectives import Ranks
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import format_bytes
 
 _NO_TASK = "no task is stored yet: nothing is protected"
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from forgetless.guard.batches.samples import StoredSamples
 from forgetless.guard.distributed.sharding import gathered, is_sharded, local
 from forgetless.guard.parameters import Parameters
+from forgetless.linalg import ParameterSlice
 from forgetless.methods import Method
 from forgetless.methods.state import STRUCTURE, check_state, restored_state, state_tensors
 from forgetless.subspace import DENSE, FACTORED, Storage
 from forgetless.subspace.storage import Footprint
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError, NoSamplesError, first_line
 from forgetless.support.files import json_tensor, json_value
-from forgetless.support.layout import ParameterSlice
 from forgetless.support.memory import require_memory
+from forgetless.support.validation import ConfigError, NoSamplesError, first_line
 from forgetless.tangent import TangentFeatures
 
 _FORMAT = 1

@@ -20,7 +20,7 @@ from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
-from forgetless.support.errors import ConfigError, TrainingError, warn_caller
+from forgetless.support.validation import ConfigError, TrainingError, warn_caller
 
 Projected = Literal["update", "gradient"]
 

@@ -13,12 +13,11 @@ from forgetless.guard.batches.outputs import logits_of, require_labels
 from forgetless.guard.batches.samples import Part, StoredSamples
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.model import GuardedModel
-from forgetless.methods.view import FeatureOutputs, LossFunction, MomentOutputs, seed_losses
+from forgetless.linalg import Layout
+from forgetless.methods.base import FeatureOutputs, LossFunction, MomentOutputs, seed_losses
 from forgetless.subspace import Storage
-from forgetless.support.errors import ConfigError, DataError, NoSamplesError
-from forgetless.support.layout import Layout
-from forgetless.support.options import whole
 from forgetless.support.streams import random_subset
+from forgetless.support.validation import ConfigError, DataError, NoSamplesError, whole
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
 # Samples whose per-sample gradients are in memory at once when only their sum is wanted.

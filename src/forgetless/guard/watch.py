@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forgetless.guard.parameters import Parameters
-from forgetless.support.errors import warn_caller
+from forgetless.support.validation import warn_caller
 
 # In-place changes of a parameter between two guarded steps of a task that may be weights that were
 # loaded, or averages swapped in and out; a training has many.

@@ -13,11 +13,9 @@ from forgetless.data import (
     unused_by_scenario,
 )
 from forgetless.methods import METHODS, Method, build_method, method_class, method_options
-from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import check_option, flag, option
 from forgetless.support.plugins import absolute, short_name, unknown
-from forgetless.training.build import ModelOptions, model_defaults, model_settings
-from forgetless.training.description import flat_config
+from forgetless.support.validation import ConfigError, check_option, flag, option, require
+from forgetless.training.build import ModelOptions, flat_config, model_defaults, model_settings
 from forgetless.training.settings import Training
 
 _MOST_SEEDS = 1000

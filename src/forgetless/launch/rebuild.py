@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, build_scenario
+from forgetless.linalg import Layout, is_under
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
-from forgetless.support.errors import ConfigError, ForgetlessWarning, TraceError
-from forgetless.support.layout import Layout, is_under
-from forgetless.support.options import select_options
 from forgetless.support.plugins import PluginKind, installed, load_object
+from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, select_options
 from forgetless.trace import Trace
 from forgetless.trace.metrics import tasks_learned
 from forgetless.training.build import (
@@ -25,10 +24,11 @@ from forgetless.training.build import (
     ModelOptions,
     ModelSource,
     head_of,
+    layers_fingerprint,
     make_learner,
     make_model,
+    task_fingerprint,
 )
-from forgetless.training.description import layers_fingerprint, task_fingerprint
 from forgetless.training.learner import Learner
 from forgetless.training.settings import Training
 

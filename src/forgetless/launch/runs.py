@@ -11,8 +11,8 @@ import torch
 
 from forgetless.data import Scenario, build_scenario
 from forgetless.launch.config import Config, resolve
-from forgetless.support.errors import ForgetlessWarning, TraceError
 from forgetless.support.files import LOCK, FolderLock, is_locked
+from forgetless.support.validation import ForgetlessWarning, TraceError
 from forgetless.trace import Keep, RunStatus, Trace, is_trace, run_status
 from forgetless.training.build import ModelFactory, make_learner
 from forgetless.training.fit import fit

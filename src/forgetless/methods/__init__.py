@@ -7,7 +7,16 @@ from typing import Any
 
 from forgetless.methods.adam_nscl import AdamNSCL
 from forgetless.methods.agem import AGEM
-from forgetless.methods.base import ActsOn, Method
+from forgetless.methods.base import (
+    ActsOn,
+    FinishedTask,
+    LoadSamples,
+    Method,
+    Samples,
+    SampleSet,
+    View,
+    choose,
+)
 from forgetless.methods.ewc import EWC
 from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
@@ -19,10 +28,8 @@ from forgetless.methods.ogd import OGD
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
 from forgetless.methods.sgp import SGP
-from forgetless.methods.view import FinishedTask, LoadSamples, Samples, SampleSet, View, choose
-from forgetless.support.errors import ConfigError, require
-from forgetless.support.options import option, setting_name
 from forgetless.support.plugins import plugin, wrong_kind
+from forgetless.support.validation import ConfigError, option, require, setting_name
 
 __all__ = [
     "AGEM",

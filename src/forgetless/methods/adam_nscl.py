@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from forgetless.methods.base import View
 from forgetless.methods.input_projection import InputProjection
-from forgetless.methods.view import View
 from forgetless.subspace import InputSubspace
-from forgetless.support.options import option, real
+from forgetless.support.validation import option, real
 from forgetless.tangent import InputMoments
 
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal, final
 from torch import Tensor
 
 from forgetless.linalg import project_halfspace
+from forgetless.methods.base import FinishedTask, Samples, View, choose
 from forgetless.methods.cost import TaskProbe
 from forgetless.methods.rehearsal import Rehearsal
-from forgetless.methods.view import FinishedTask, Samples, View, choose
-from forgetless.support.options import option, whole
+from forgetless.support.validation import option, whole
 
 
 @final

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import final
 
+from forgetless.linalg import Layout
 from forgetless.subspace import Storage
 from forgetless.subspace.eigenbasis import Eigenbasis
 from forgetless.subspace.storage import Demand, Footprint
-from forgetless.support.layout import Layout
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
 # Passes over all energies in the search for a threshold.

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from forgetless.linalg import inner
-from forgetless.methods.base import Method
+from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe, Work
-from forgetless.methods.view import FinishedTask, View
-from forgetless.support.options import option, real
+from forgetless.support.validation import option, real
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
 # task's size: 10,000 samples weigh 9.8 times as much as in the mean.

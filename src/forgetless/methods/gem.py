@@ -6,10 +6,9 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from forgetless.linalg import project_cone
-from forgetless.methods.base import ActsOn
+from forgetless.methods.base import ActsOn, View
 from forgetless.methods.rehearsal import PerTaskRehearsal
-from forgetless.methods.view import View
-from forgetless.support.options import option, real, whole
+from forgetless.support.validation import option, real, whole
 
 
 @final

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from forgetless.linalg import project_out_span
+from forgetless.methods.base import View
 from forgetless.methods.rehearsal import PerTaskRehearsal
-from forgetless.methods.view import View
-from forgetless.support.options import option, whole
+from forgetless.support.validation import option, whole
 
 
 @final

@@ -6,12 +6,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from forgetless.methods.base import FinishedTask, View
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_inputs
 from forgetless.methods.ogd import Orthogonal
-from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import InputSubspace
-from forgetless.support.errors import ConfigError
-from forgetless.support.options import SHARE, option, real, whole
+from forgetless.support.validation import SHARE, ConfigError, option, real, whole
 from forgetless.tangent import InputMoments
 
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from forgetless.linalg import add_scaled
+from forgetless.methods.base import FinishedTask, View, choose
 from forgetless.methods.cost import TaskProbe
 from forgetless.methods.rehearsal import Rehearsal
-from forgetless.methods.view import FinishedTask, View, choose
-from forgetless.support.options import option, whole
+from forgetless.support.validation import option, whole
 
 
 @final

@@ -6,12 +6,11 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.methods.base import Method
+from forgetless.linalg import Growth
+from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
-from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis
-from forgetless.support.layout import Growth
-from forgetless.support.options import option, real, whole
+from forgetless.support.validation import option, real, whole
 
 
 @final

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
+from forgetless.methods.base import FinishedTask, MomentOutputs, View
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
 from forgetless.methods.ogd import Orthogonal
-from forgetless.methods.view import FinishedTask, MomentOutputs, View
 from forgetless.subspace import Directions, KroneckerSubspace
-from forgetless.support.options import FRACTION, SHARE, option, whole
+from forgetless.support.validation import FRACTION, SHARE, option, whole
 
 
 @final

@@ -6,11 +6,10 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from forgetless.methods.base import Method
-from forgetless.methods.view import FinishedTask, View
+from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.subspace import Directions, Subspace, empty_subspace
 from forgetless.subspace.storage import Demand
-from forgetless.support.options import option, whole
+from forgetless.support.validation import option, whole
 
 
 class Orthogonal(Method[Any], ABC):

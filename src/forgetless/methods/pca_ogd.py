@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from forgetless.methods.base import FinishedTask, View
 from forgetless.methods.ogd import Orthogonal
-from forgetless.methods.view import FinishedTask, View
 from forgetless.subspace import Subspace
 from forgetless.subspace.storage import Demand
-from forgetless.support.options import SHARE, option, whole
+from forgetless.support.validation import SHARE, option, whole
 
 
 @final

@@ -3,9 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
-from forgetless.methods.base import Method
+from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe, Work
-from forgetless.methods.view import FinishedTask, View
 
 State = TypeVar("State")
 

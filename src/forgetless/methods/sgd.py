@@ -5,9 +5,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.methods.base import Method
+from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe
-from forgetless.methods.view import FinishedTask, View
 
 
 @final

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forgetless.linalg import TINY
 from forgetless.methods.input_projection import SpannedInputs
-from forgetless.support.options import option, real
+from forgetless.support.validation import option, real
 
 
 @final

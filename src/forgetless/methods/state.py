@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.methods.base import Method
-from forgetless.methods.view import FinishedTask, LoadSamples, View
+from forgetless.linalg import Growth
+from forgetless.methods.base import FinishedTask, LoadSamples, Method, View
 from forgetless.subspace import (
     DenseSubspace,
     Directions,
@@ -22,9 +22,8 @@ from forgetless.subspace import (
     KroneckerSubspace,
     Storage,
 )
-from forgetless.support.errors import ConfigError, require
 from forgetless.support.files import json_tensor, json_value
-from forgetless.support.layout import Growth
+from forgetless.support.validation import ConfigError, require
 
 STRUCTURE = "structure"  # the entry that says how a state is built
 _PLAIN = (bool, int, float, str, type(None))

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from forgetless.data import ScenarioOptions
 from forgetless.launch.config import Config, resolve
 from forgetless.methods import method_options
-from forgetless.support.errors import require
+from forgetless.support.validation import require
 from forgetless.trace import INCIDENTAL
 from forgetless.training.build import ModelOptions
 from forgetless.training.settings import Training

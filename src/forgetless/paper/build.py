@@ -13,8 +13,8 @@ from forgetless.paper.benchmarks import Run, Scale
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.results import FORMAT, load_results, readable, rounded, save_result
 from forgetless.paper.workshop import Artefact, Workshop
-from forgetless.support.errors import TraceError
 from forgetless.support.provenance import versions
+from forgetless.support.validation import TraceError
 
 
 @final

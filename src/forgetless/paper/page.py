@@ -12,8 +12,8 @@ from forgetless.paper.claims.base import Verdict, judged
 from forgetless.paper.numbers import listed, table
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.results import Results, load_results, readable
-from forgetless.support.errors import TraceError
 from forgetless.support.files import write_atomically
+from forgetless.support.validation import TraceError
 
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"

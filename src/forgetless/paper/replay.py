@@ -11,8 +11,8 @@ from forgetless.launch.config import Config
 from forgetless.linalg import orthonormalize
 from forgetless.methods import GEMNT, SGD, Samples
 from forgetless.methods.state import state_bytes
-from forgetless.support.errors import TraceError
 from forgetless.support.streams import stream
+from forgetless.support.validation import TraceError
 from forgetless.tangent import TangentFeatures, stored
 from forgetless.trace import Trace
 from forgetless.training.build import ModelFactory, make_learner

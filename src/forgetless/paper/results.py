@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forgetless.support.errors import TraceError
 from forgetless.support.files import write_atomically
+from forgetless.support.validation import TraceError
 
 FORMAT = 1
 _DIGITS = 6

@@ -25,9 +25,8 @@ from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.replay import Replay
 from forgetless.paper.results import Data, Results, rounded
-from forgetless.support.errors import ForgetlessError, TraceError, TrainingError
-from forgetless.support.options import select_options
 from forgetless.support.provenance import versions
+from forgetless.support.validation import ForgetlessError, TraceError, TrainingError, select_options
 from forgetless.trace import Keep, Trace, is_complete, is_trace, load_trace
 from forgetless.trace.trace import read_beside, write_beside
 from forgetless.training.fit import resolve_device

@@ -12,14 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from forgetless import theory
+import forgetless.theory as theory
 from forgetless.data import Scenario, Split
 from forgetless.launch.rebuild import Rebuilt, projections, rebuild, samples_of
+from forgetless.linalg import Layout
 from forgetless.methods import METHODS, Method, build_method, method_options
 from forgetless.subspace import FACTORED, FactoredSubspace
-from forgetless.support.errors import TraceError
-from forgetless.support.layout import Layout
-from forgetless.support.options import whole
+from forgetless.support.validation import TraceError, whole
 from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins, newly_wrong
 from forgetless.trace import Trace

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from forgetless.methods import METHODS, method_label
 from forgetless.report.palette import places
-from forgetless.support.errors import TraceError
+from forgetless.support.validation import TraceError
 from forgetless.trace import (
     INCIDENTAL,
     TRACE_FILE,

@@ -8,50 +8,12 @@ on each task, their average, and the forgetting so far, for every seed.
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from forgetless.support.errors import ConfigError
-from forgetless.trace import metrics
-from forgetless.training.settings import Observer, Progress
-
-
-@final
-class Measurements:
-    """The accuracy matrix of each seed as it fills in."""
-
-    def __init__(self) -> None:
-        self._accuracy: dict[int, NDArray[np.float64]] = {}
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """The accuracy after each task on each task, mean over the seeds that have it, (T, T)."""
-        known = np.stack(list(self._accuracy.values()))
-        counts = np.isfinite(known).sum(axis=0)
-        sums = np.nansum(known, axis=0)
-        return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
-
-    def new(self, progress: Progress) -> Iterator[tuple[int, int, dict[str, float]]]:
-        """For each seed that was evaluated: seed, number of the task (from 1), named numbers."""
-        t, tasks = progress.task - 1, progress.tasks
-        for seed, row in zip(progress.seeds, progress.measured, strict=True):
-            if not np.isfinite(row[t]):
-                continue
-            matrix = self._accuracy.setdefault(seed, np.full((tasks, tasks), np.nan))
-            matrix[t] = row
-            digits = len(str(tasks))
-            numbers = {
-                f"accuracy/task {s + 1:0{digits}d}": float(value)
-                for s, value in enumerate(row)
-                if np.isfinite(value)
-            }
-            numbers["average accuracy"] = float(metrics.average_accuracy(matrix))
-            numbers["forgetting"] = float(metrics.forgetting(matrix))
-            yield seed, progress.task, numbers
+from forgetless.support.validation import ConfigError
+from forgetless.training.settings import Measurements, Observer, Progress
 
 
 class Logger(ABC):

@@ -11,15 +11,16 @@ from string import Template
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from forgetless.launch.config import resolve, setting_fields
+from forgetless.launch.rebuild import FromScript
 from forgetless.report import palette
-from forgetless.report.analysis import Analysis
+from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
 from forgetless.report.comparison import SETTING_TITLES, Array, Comparison, Entry, compare
-from forgetless.support.errors import ConfigError
 from forgetless.support.files import write_atomically
-from forgetless.support.options import flag
 from forgetless.support.plugins import is_in_file
+from forgetless.support.validation import ConfigError, ForgetlessError, flag
 from forgetless.trace import INCIDENTAL, Trace, metrics, nulls
 
 _LIBRARY = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
@@ -32,6 +33,8 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 _SHARES = (0.9, 0.95, 0.99)  # of variance, for which the page offers a command
 Runs = Trace | Comparison | Iterable[Trace] | Sequence[Comparison]
 Analyses = Mapping[str, Analysis]  # by the label of the entry
+
+PAGE = "report.html"  # beside the runs
 
 
 def write_page(
@@ -308,3 +311,60 @@ def seeds_setting(seeds: Sequence[int]) -> str:
     if list(seeds) == list(range(len(seeds))):
         return str(len(seeds))
     return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
+
+
+def make_report(
+    traces: Sequence[Trace],
+    page: Path,
+    *,
+    analyse: bool = False,
+    given: FromScript = (None, None),
+    data: Path | None = None,
+    command: str = "",
+    broken: Sequence[str] = (),
+) -> list[str]:
+    """Write the page of some runs, even if an analysis is interrupted.
+
+    Arguments:
+        given: tasks and model of the runs that a script made.
+
+    Returns:
+        its headlines, and a sentence for each run that could not be analysed or read.
+    """
+    comparisons = compare(traces)
+    failures: list[str] = []
+    analyses: list[dict[str, Analysis]] = [{} for _ in comparisons]
+    try:
+        with Console(stderr=True).status("report") as status:
+            for comparison, found in zip(comparisons, analyses, strict=True):
+                for entry in comparison.entries:
+                    if analyse:
+                        status.update(f"why did {entry.label} forget?")
+                    known = _analysis(entry, analyse, given, data, failures)
+                    if known is not None:
+                        found[entry.label] = known
+    finally:
+        write_page(comparisons, page, analyses, command=command, broken=broken)
+    one = len(comparisons) == 1
+    headlines = [headline(c) if one else f"{c.title}: {headline(c)}" for c in comparisons]
+    return [*headlines, *failures, *(f"Left out: {sentence}" for sentence in broken)]
+
+
+def _analysis(
+    entry: Entry, analyse: bool, given: FromScript, data: Path | None, failures: list[str]
+) -> Analysis | None:
+    """The analysis of the first trace of an entry that has one, or else a new one if asked."""
+    for part in entry.parts:
+        known = known_analysis(part)
+        if known is not None:
+            return known
+    if not analyse:
+        return None
+    trace = entry.parts[0]
+    tasks = given[0] if "scenario_from" in trace.config else None
+    model = given[1] if "model_from" in trace.config else None
+    try:
+        return cached_analysis(trace, tasks=tasks, model=model, data=data)
+    except ForgetlessError as error:
+        failures.append(f"{entry.label} could not be analysed: {error}")
+        return None

@@ -12,7 +12,7 @@ from forgetless.report import style
 from forgetless.report.analysis import Analysis
 from forgetless.report.palette import places
 from forgetless.report.style import COLUMN, PAGE, Runs, save
-from forgetless.support.errors import ConfigError, require
+from forgetless.support.validation import ConfigError, require
 from forgetless.trace import metrics
 
 __all__ = [

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from forgetless.report import palette
 from forgetless.report.comparison import Comparison, compare
-from forgetless.support.errors import ConfigError
 from forgetless.support.files import write_atomically
+from forgetless.support.validation import ConfigError
 from forgetless.trace import Trace
 
 COLUMN = 3.25  # inches: a column of a two-column paper

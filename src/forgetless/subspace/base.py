@@ -9,10 +9,9 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from forgetless.linalg import Growth, Layout
 from forgetless.subspace.storage import DENSE, Storage, most_directions
-from forgetless.support.errors import ConfigError, DataError, require
-from forgetless.support.layout import Growth, Layout
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import ConfigError, DataError, format_bytes, require
 from forgetless.tangent import TangentFeatures
 
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular, vector_norm
 
-from forgetless.linalg import TINY, float64, matmul_long_rows, orthonormalize
+from forgetless.linalg import TINY, Growth, float64, matmul_long_rows, orthonormalize
 from forgetless.subspace.base import Movable, Record, Subspace, refuse_infinite
 from forgetless.subspace.storage import DENSE, SQUARE_BYTES, Storage
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError
-from forgetless.support.layout import Growth
+from forgetless.support.validation import ConfigError
 from forgetless.tangent import TangentFeatures, merged, principal_weights, top_weights_of_each
 
 # Numbers converted to float64 at once: those that fit a cache, or keep a GPU busy.

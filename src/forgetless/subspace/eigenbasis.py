@@ -9,8 +9,8 @@ from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forgetless.support.errors import ConfigError, DataError
-from forgetless.support.layout import Growth, Layout
+from forgetless.linalg import Growth, Layout
+from forgetless.support.validation import ConfigError, DataError
 from forgetless.tangent import Moments
 
 # Rows of a moment above which other ways to its eigenvectors than `eigh` in float64 pay.

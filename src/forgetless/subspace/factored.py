@@ -11,12 +11,11 @@ from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
-from forgetless.linalg import TINY, float64
+from forgetless.linalg import TINY, Growth, float64
 from forgetless.subspace.base import Movable, Record, Subspace, refuse_infinite
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.storage import DENSE, FACTORED, SQUARE_BYTES, Storage
 from forgetless.support.cuda_graphs import run_concurrently
-from forgetless.support.layout import Growth
 from forgetless.tangent import (
     TangentFeatures,
     bytes_by_parameter,

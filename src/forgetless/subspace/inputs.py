@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forgetless.linalg import TINY, float64, orthonormalize
+from forgetless.linalg import TINY, Growth, Layout, float64, orthonormalize
 from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
 from forgetless.subspace.eigenbasis import Axis, Frame
 from forgetless.subspace.storage import Storage
-from forgetless.support.errors import ConfigError, DataError
 from forgetless.support.files import json_tensor, json_value
-from forgetless.support.layout import Growth, Layout
+from forgetless.support.validation import ConfigError, DataError
 from forgetless.tangent import InputMoments
 
 _NAMES = "names"  # the entry with the names of parameters

@@ -8,14 +8,12 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.linalg import TINY, float64
+from forgetless.linalg import TINY, Growth, Layout, float64
 from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
-from forgetless.support.errors import ConfigError
 from forgetless.support.files import json_tensor, json_value
-from forgetless.support.layout import Growth, Layout
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent import Moments
 
 _SIDES = ("outputs", "inputs")  # of a layer

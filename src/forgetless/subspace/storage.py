@@ -7,11 +7,18 @@ from typing import Any, Literal, Self, final
 
 import torch
 
+from forgetless.linalg import Layout
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import MemoryShortageError, first_line, require
-from forgetless.support.layout import Layout
 from forgetless.support.memory import free_memory, total_memory
-from forgetless.support.options import AUTO, format_bytes, parse_bytes, whole
+from forgetless.support.validation import (
+    AUTO,
+    MemoryShortageError,
+    first_line,
+    format_bytes,
+    parse_bytes,
+    require,
+    whole,
+)
 from forgetless.tangent import TangentFeatures, stored, stored_bytes
 
 StorageKind = Literal["dense", "factored"]

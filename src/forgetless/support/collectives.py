@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forgetless.support.errors import RankError
+from forgetless.support.validation import RankError
 
 
 def reason_of(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from forgetless.support.errors import TraceError, UnwritableError
+from forgetless.support.validation import TraceError, UnwritableError
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
@@ -202,3 +203,13 @@ def _held(file: Path) -> TraceError:
     return TraceError(
         f"{file.parent} is being written by {by}; wait for it or choose another --out"
     )
+
+
+def is_shared(place: str) -> bool:
+    """Whether a place is an address of shared storage rather than a local path."""
+    return "://" in place
+
+
+def without_password(url: str) -> str:
+    """An address without the password that may be in it."""
+    return re.sub(r"//[^/@]*@", "//", url.rstrip("/"))

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import torch
 
-from forgetless.support.errors import MemoryShortageError
-from forgetless.support.options import format_bytes
+from forgetless.support.validation import MemoryShortageError, format_bytes
 
 
 def free_memory(device: torch.device) -> float:

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
 
-from forgetless.support.errors import ConfigError, first_line
 from forgetless.support.provenance import code_around
+from forgetless.support.validation import ConfigError, first_line
 
 AS_GIVEN = "as given"
 _KNOWN = ("abc", "builtins", "forgetless", "functools", "torch", "typing")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, final
 
-from forgetless.support.errors import first_line
+from forgetless.support.validation import first_line
 
 if TYPE_CHECKING:  # `forgetless --version` must not wait for torch
     import torch

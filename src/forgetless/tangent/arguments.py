@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from forgetless.support.errors import ConfigError, DataError, first_line, require
-from forgetless.support.layout import is_under
+from forgetless.linalg import is_under
+from forgetless.support.validation import ConfigError, DataError, first_line, require
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, close, true_class
 from forgetless.tangent.features import Chunks, TangentFeatures
 

@@ -15,15 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from forgetless.support.errors import ConfigError
-from forgetless.tangent.autograd import (
-    VMAP_ERRORS,
-    AutogradCheck,
-    ParameterUses,
-    autograd_check,
-    rows_by_loop,
-    rows_by_vmap,
-)
+from forgetless.support.validation import ConfigError
 from forgetless.tangent.blocks import (
     Block,
     Dense,
@@ -36,7 +28,16 @@ from forgetless.tangent.blocks import (
     Window,
     joined_uses,
 )
-from forgetless.tangent.evaluation import Evaluation, close
+from forgetless.tangent.evaluation import (
+    VMAP_ERRORS,
+    AutogradCheck,
+    Evaluation,
+    ParameterUses,
+    autograd_check,
+    close,
+    rows_by_loop,
+    rows_by_vmap,
+)
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d

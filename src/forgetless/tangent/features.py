@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.linalg import float64
-from forgetless.support.errors import ConfigError, require
 from forgetless.support.memory import free_memory, total_memory
+from forgetless.support.validation import ConfigError, require
 from forgetless.tangent.blocks import Block, add_kernel, cuts, distinct_bytes, mirror
 from forgetless.tangent.capture import Captured, SampleLayout, capture
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar

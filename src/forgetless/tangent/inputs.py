@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.linalg import float64
-from forgetless.support.errors import ConfigError
-from forgetless.tangent.autograd import ParameterUses
+from forgetless.support.validation import ConfigError
 from forgetless.tangent.blocks import Patches
 from forgetless.tangent.capture import Convolution, window_of
-from forgetless.tangent.evaluation import Batch, Evaluation, call_with, eval_mode
+from forgetless.tangent.evaluation import Batch, Evaluation, ParameterUses, call_with, eval_mode
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # A few samples show how much memory one takes; then as many go at once as fit these bytes.

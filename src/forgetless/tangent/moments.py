@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError
 from forgetless.support.files import json_tensor, json_value
 from forgetless.support.memory import free_memory, require_memory
-from forgetless.support.options import format_bytes
-from forgetless.tangent.autograd import ParameterUses, Product
+from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent.capture import RULES, Convolution, refuse_interacting
-from forgetless.tangent.evaluation import Batch, Evaluation, Scalar
+from forgetless.tangent.evaluation import Batch, Evaluation, ParameterUses, Product, Scalar
 from forgetless.tangent.features import features_of
 from forgetless.tangent.inputs import input_rows, row_step, second_moment
 

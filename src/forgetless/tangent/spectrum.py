@@ -10,7 +10,7 @@ from scipy.linalg import eigh
 from torch import Tensor
 
 from forgetless.linalg import float64
-from forgetless.support.errors import DataError, require
+from forgetless.support.validation import DataError, require
 
 _GRAM_ROUNDING = 2e-13  # share of the largest eigenvalue that is rounding in float64
 _BLOCK = 24  # vectors in a product; multiples of 24 are fast

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forgetless.support.errors import ConfigError
+from forgetless.linalg import Growth, ParameterSlice
 from forgetless.support.files import json_tensor, json_value
-from forgetless.support.layout import Growth, ParameterSlice
+from forgetless.support.validation import ConfigError
 from forgetless.tangent.blocks import (
     Block,
     Dense,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.linalg import float64
-from forgetless.support.errors import require
-from forgetless.support.options import whole
+from forgetless.support.validation import require, whole
 from forgetless.tangent import evaluation
 from forgetless.tangent.evaluation import call_with, eval_mode
 from forgetless.theory.overlap import check_finite

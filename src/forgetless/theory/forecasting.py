@@ -13,10 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from forgetless.linalg import orthonormalize
-from forgetless.support.errors import ConfigError, DataError, first_line, require
-from forgetless.support.layout import Layout, is_under
-from forgetless.support.options import POSITIVE, is_whole, whole
+from forgetless.linalg import Layout, is_under, orthonormalize
+from forgetless.support.validation import (
+    POSITIVE,
+    ConfigError,
+    DataError,
+    first_line,
+    is_whole,
+    require,
+    whole,
+)
 from forgetless.tangent import TangentFeatures, tangent_features, true_class
 from forgetless.theory.linearised import (
     Loss,

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
 from forgetless.linalg import float64
-from forgetless.support.errors import ConfigError, TrainingError, require
-from forgetless.support.options import SHARE, real, whole
+from forgetless.support.validation import SHARE, ConfigError, TrainingError, real, require, whole
 from forgetless.theory.overlap import (
     RTOL,
     Factors,

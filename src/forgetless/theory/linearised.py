@@ -11,9 +11,8 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from forgetless.linalg import float64, project_out
-from forgetless.support.errors import ConfigError, first_line, require
-from forgetless.support.layout import Layout
+from forgetless.linalg import Layout, float64, project_out
+from forgetless.support.validation import ConfigError, first_line, require
 from forgetless.tangent import require_one_precision, tangent_features
 from forgetless.tangent.evaluation import call_with, differentiable, without_cudnn
 from forgetless.theory.overlap import Protected, projected

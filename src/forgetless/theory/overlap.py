@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from forgetless.linalg import TINY, float64, orthonormalize, project_out
-from forgetless.support.errors import require
-from forgetless.support.options import SHARE
+from forgetless.support.validation import SHARE, require
 
 # What a projection T leaves out: B, (K, p), orthonormal rows with T = I − Bᵀ B; or T itself, as a
 # function of rows (n, p), where B would be too large.

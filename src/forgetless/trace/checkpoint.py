@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from forgetless.support.errors import ForgetlessWarning, TraceError, first_line
 from forgetless.support.files import write_atomically
+from forgetless.support.validation import ForgetlessWarning, TraceError, first_line
 
 CHECKPOINTS = "checkpoint"
 FORMAT = 1

@@ -20,9 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from forgetless.support.errors import TraceError
 from forgetless.support.files import write_atomically
-from forgetless.support.options import Accepted
+from forgetless.support.validation import Accepted, TraceError
 from forgetless.trace import metrics
 from forgetless.trace.notebook import trace_html
 

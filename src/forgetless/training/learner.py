@@ -14,15 +14,14 @@ from forgetless.data import Scenario, Split
 from forgetless.methods import Method, Samples
 from forgetless.methods.state import check_state, check_storage, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
-from forgetless.support.errors import ConfigError, TrainingError
 from forgetless.support.streams import stream
+from forgetless.support.validation import ConfigError, TrainingError
 from forgetless.tangent.evaluation import eval_mode
 from forgetless.training.fast import Recorder
-from forgetless.training.network import Network
+from forgetless.training.network import FitView, LearnedTask, Network
 from forgetless.training.optimizers import TorchOptimizer
 from forgetless.training.sampling import Sampler, augmented, batch_of, choose_indices, to_device
 from forgetless.training.settings import Training
-from forgetless.training.view import FitView, LearnedTask
 
 
 @final

@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.support.errors import ConfigError, require
 from forgetless.support.plugins import load_object
+from forgetless.support.validation import ConfigError, require
 from forgetless.training.network import Network
 from forgetless.training.settings import OPTIMIZERS, WITH_MOMENTUM, Training
 

@@ -11,9 +11,9 @@ from torch.nn.functional import pad
 
 from forgetless.data import Split
 from forgetless.methods import Samples
-from forgetless.support.errors import ConfigError
 from forgetless.support.plugins import load_object
 from forgetless.support.streams import random_subset
+from forgetless.support.validation import ConfigError
 
 
 def choose_indices(count: int, available: int, generators: Sequence[torch.Generator]) -> Tensor:

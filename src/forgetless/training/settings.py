@@ -2,13 +2,15 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forgetless.subspace import STORAGES
-from forgetless.support.errors import require
-from forgetless.support.options import (
+from forgetless.support.validation import (
     AUTO,
     SHARE,
     Accepted,
@@ -17,8 +19,10 @@ from forgetless.support.options import (
     option,
     parse_bytes,
     real,
+    require,
     whole,
 )
+from forgetless.trace import metrics
 from forgetless.training.sampling import AUGMENTATIONS
 
 # The elementwise optimizers of torch.optim: on stacked weights they treat each seed by itself.
@@ -221,6 +225,40 @@ class Progress:
     done: float  # share of the whole run
     accuracy: float | None  # mean over the tasks so far, in percent; None before the first
     measured: list[list[float]]  # after this task, [seed][on task], NaN before evaluation
+
+
+@final
+class Measurements:
+    """The accuracy matrix of each seed as it fills in."""
+
+    def __init__(self) -> None:
+        self._accuracy: dict[int, NDArray[np.float64]] = {}
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """The accuracy after each task on each task, mean over the seeds that have it, (T, T)."""
+        known = np.stack(list(self._accuracy.values()))
+        counts = np.isfinite(known).sum(axis=0)
+        sums = np.nansum(known, axis=0)
+        return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+
+    def new(self, progress: Progress) -> Iterator[tuple[int, int, dict[str, float]]]:
+        """For each seed that was evaluated: seed, number of the task (from 1), named numbers."""
+        t, tasks = progress.task - 1, progress.tasks
+        for seed, row in zip(progress.seeds, progress.measured, strict=True):
+            if not np.isfinite(row[t]):
+                continue
+            matrix = self._accuracy.setdefault(seed, np.full((tasks, tasks), np.nan))
+            matrix[t] = row
+            digits = len(str(tasks))
+            numbers = {
+                f"accuracy/task {s + 1:0{digits}d}": float(value)
+                for s, value in enumerate(row)
+                if np.isfinite(value)
+            }
+            numbers["average accuracy"] = float(metrics.average_accuracy(matrix))
+            numbers["forgetting"] = float(metrics.forgetting(matrix))
+            yield seed, progress.task, numbers
 
 
 Observer = Callable[[Progress], None]

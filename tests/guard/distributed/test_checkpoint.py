@@ -74,7 +74,7 @@ def test_the_others_end_and_the_checkpoint_is_good(tmp_path):
         waited = (folder / "failed-0").stat().st_mtime - since
         assert waited < LIMIT.total_seconds() + 5, (what, waited, over)
         last = (folder / "failed-0").read_text().strip().splitlines()[-1]
-        assert last.startswith("forgetless.support.errors.RankError: "), last
+        assert last.startswith("forgetless.support.validation.RankError: "), last
         assert "rank 0 of 2 has lost the others" in last or "cannot be written" in last
     case = BY_NAME[name]
     model, guard = first_half(case, alone=True)

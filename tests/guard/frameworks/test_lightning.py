@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Guard, tangent_features
 from forgetless.guard.frameworks.base import GuardOptions
 from forgetless.guard.frameworks.lightning import GuardCallback
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 from tests.guard.frameworks.common import Looking, leak, network, points, vector
 
 METHOD = PCAOGD(components=10, samples=48)

@@ -29,7 +29,7 @@ from transformers import (
 
 from forgetless import OGD, PCAOGD, ConfigError, DataError, Guard
 from forgetless.guard.frameworks.transformers import GuardTrainerCallback
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 from tests.guard.frameworks.common import Looking, leak, vector
 
 METHOD = PCAOGD(components=10, samples=20)

@@ -8,8 +8,8 @@ import pytest
 from forgetless import load_trace
 from forgetless.launch.engines import InProcess, Processes, train
 from forgetless.launch.engines.jobs import divide, execute_job
-from forgetless.support.errors import ConfigError, TraceError, TrainingError
 from forgetless.support.files import FolderLock
+from forgetless.support.validation import ConfigError, TraceError, TrainingError
 
 from .problems import Events, Pretended, assert_alike, order, trained
 

@@ -14,7 +14,7 @@ from forgetless.launch.engines import InProcess, Processes, processes
 from forgetless.launch.engines.jobs import divide
 from forgetless.launch.engines.processes import RETRIES, STOPPED, Attempts, error_of
 from forgetless.launch.runs import status_of
-from forgetless.support.errors import (
+from forgetless.support.validation import (
     ForgetlessError,
     ForgetlessWarning,
     MemoryShortageError,

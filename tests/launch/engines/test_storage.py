@@ -15,22 +15,16 @@ import pytest
 
 from forgetless.cli import main
 from forgetless.launch.engines import InProcess, Processes
-from forgetless.launch.engines.storage import (
-    SAVED,
-    Mirror,
-    ObjectStore,
-    download_state,
-    is_shared,
-)
+from forgetless.launch.engines.storage import SAVED, Mirror, ObjectStore, download_state
 from forgetless.launch.runs import status_of
 from forgetless.paper.results import load_results
-from forgetless.support.errors import (
+from forgetless.support.files import FolderLock, is_shared
+from forgetless.support.validation import (
     ConfigError,
     ForgetlessWarning,
     TraceError,
     UnwritableError,
 )
-from forgetless.support.files import FolderLock
 from forgetless.trace.checkpoint import CHECKPOINTS, Store, checksum
 
 from .problems import Events, Pretended, assert_alike, order, trained

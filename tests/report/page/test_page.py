@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from forgetless import PCAOGD, SGD, TraceError, Training, fit, scenario
-from forgetless.cli.report import make_report
 from forgetless.report import plots
 from forgetless.report.comparison import find_traces
-from forgetless.report.page import build_page, write_page
+from forgetless.report.page import build_page, make_report, write_page
 from forgetless.trace import Trace
 from tests.conftest import blobs, forgetless
 from tests.report.page.conftest import hostile_trace, train

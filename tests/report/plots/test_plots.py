@@ -8,7 +8,7 @@ from forgetless.launch.runs import run
 from forgetless.report import plots
 from forgetless.report.analysis import analyse
 from forgetless.report.comparison import compare
-from forgetless.support.errors import ConfigError
+from forgetless.support.validation import ConfigError
 from forgetless.trace import Trace
 
 SETTINGS = {"tasks": 3, "epochs": 1, "train_per_class": 8, "memory": 5, "samples": 30, "hidden": 12}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, Joint, Training, fit, scenario
-from forgetless.support.errors import TrainingError
+from forgetless.support.validation import TrainingError
 from forgetless.training.fast.recording import Recorder, batches_of
 from forgetless.training.sampling import batch_of
 from tests.conftest import blobs

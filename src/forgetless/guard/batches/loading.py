@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from forgetless.guard.batches.samples import Part, StoredSamples, Unpack, unpacked
-from forgetless.support.errors import ConfigError, DataError, NoSamplesError
+from forgetless.support.validation import ConfigError, DataError, NoSamplesError
 
 
 @final

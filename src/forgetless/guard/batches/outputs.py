@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
-from forgetless.methods.view import MomentOutputs
-from forgetless.support.errors import ConfigError, DataError, first_line, require
+from forgetless.methods.base import MomentOutputs
+from forgetless.support.validation import ConfigError, DataError, first_line, require
 from forgetless.tangent import drawn_likelihood, evaluation, probed
 
 # From the model's outputs and the target to (n,), or (n, K) for K scalars a sample.

@@ -7,8 +7,8 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from forgetless.methods.view import check_attached
-from forgetless.support.errors import ConfigError, DataError, require
+from forgetless.methods.base import check_attached
+from forgetless.support.validation import ConfigError, DataError, require
 
 # From a batch to the model's inputs (a tensor, a tuple or a dict of them) and the target.
 Unpack = Callable[[Any], tuple[Any, Tensor | None]]

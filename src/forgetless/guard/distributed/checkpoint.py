@@ -15,7 +15,7 @@ import torch
 
 from forgetless.guard import Guard
 from forgetless.support.collectives import reason_of
-from forgetless.support.errors import ConfigError, DataError, ForgetlessError, RankError
+from forgetless.support.validation import ConfigError, DataError, ForgetlessError, RankError
 
 _WRITING, _BEFORE = ".writing", ".before"
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from forgetless.guard.batches.loading import Reservoir, TaskData, iterates_plainly
 from forgetless.guard.batches.samples import Part, StoredSamples, Unpack
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import DataError, ForgetlessError, NoSamplesError
+from forgetless.support.validation import DataError, ForgetlessError, NoSamplesError
 
 
 @final

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forgetless.linalg import ParameterSlice
 from forgetless.methods import Method
 from forgetless.support.collectives import Ranks
-from forgetless.support.errors import ConfigError
-from forgetless.support.layout import ParameterSlice
+from forgetless.support.validation import ConfigError
 
 # Bytes of rows that are broadcast at once, and exist twice meanwhile.
 _BROADCAST = 1 << 28

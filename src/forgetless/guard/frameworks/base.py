@@ -20,8 +20,8 @@ from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
 from forgetless.methods import KronOGD, Method
 from forgetless.subspace import Storage
-from forgetless.support.errors import ConfigError, DataError, ForgetlessWarning, first_line
 from forgetless.support.files import write_atomically
+from forgetless.support.validation import ConfigError, DataError, ForgetlessWarning, first_line
 
 FILE = "forgetless.safetensors"  # what a guard remembers, next to a model's weights
 

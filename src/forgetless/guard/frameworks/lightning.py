@@ -6,7 +6,7 @@ from typing import Any, Unpack, final
 
 from forgetless.guard.frameworks.base import GuardCarrier, GuardOptions
 from forgetless.methods import Method
-from forgetless.support.errors import ConfigError
+from forgetless.support.validation import ConfigError
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

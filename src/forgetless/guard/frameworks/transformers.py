@@ -12,7 +12,7 @@ from torch import nn
 
 from forgetless.guard.frameworks.base import FILE, GuardCarrier, GuardOptions
 from forgetless.methods import Method
-from forgetless.support.errors import ForgetlessWarning
+from forgetless.support.validation import ForgetlessWarning
 
 try:
     from transformers import (

@@ -6,11 +6,9 @@ from forgetless.launch.engines.processes import Processes
 from forgetless.launch.engines.storage import (
     download,
     download_state,
-    is_shared,
     local_copy,
     publish,
     upload,
-    without_password,
 )
 
 __all__ = [
@@ -24,10 +22,8 @@ __all__ = [
     "Watch",
     "download",
     "download_state",
-    "is_shared",
     "local_copy",
     "publish",
     "train",
     "upload",
-    "without_password",
 ]

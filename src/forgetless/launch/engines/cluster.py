@@ -14,7 +14,7 @@ import torch
 
 from forgetless.launch.engines.jobs import Job, Outcome, Watch
 from forgetless.launch.engines.processes import STOPPED, Attempts, JobVerdict, Message, attempt
-from forgetless.support.errors import ConfigError, ForgetlessWarning, first_line, require
+from forgetless.support.validation import ConfigError, ForgetlessWarning, first_line, require
 from forgetless.training.settings import Progress
 
 _POLL_EVERY = 0.25  # seconds

@@ -16,9 +16,14 @@ from forgetless.data import ScenarioOptions, build_scenario
 from forgetless.launch.config import Config
 from forgetless.launch.engines.storage import Mirror, ObjectStore, download, publish
 from forgetless.launch.runs import run
-from forgetless.support.errors import ConfigError, ForgetlessError, TrainingError
 from forgetless.support.files import FolderLock
-from forgetless.support.options import AUTO, select_options
+from forgetless.support.validation import (
+    AUTO,
+    ConfigError,
+    ForgetlessError,
+    TrainingError,
+    select_options,
+)
 from forgetless.trace import (
     JOBS,
     TRACE_FILE,

@@ -19,8 +19,9 @@ from typing import Any, final
 import torch
 
 from forgetless.launch.engines.jobs import Event, Job, Outcome, Watch, execute_job
-from forgetless.support import errors, signals
-from forgetless.support.errors import (
+from forgetless.support import signals, validation
+from forgetless.support.provenance import mistake_in
+from forgetless.support.validation import (
     ForgetlessError,
     ForgetlessWarning,
     MemoryShortageError,
@@ -29,7 +30,6 @@ from forgetless.support.errors import (
     first_line,
     require,
 )
-from forgetless.support.provenance import mistake_in
 from forgetless.training.fit import resolve_device
 from forgetless.training.settings import Progress
 
@@ -257,7 +257,7 @@ def error_of(verdict: JobVerdict) -> ForgetlessError | None:
     """The error that a verdict describes."""
     if verdict is None:
         return None
-    kind = getattr(errors, verdict[0], None)
+    kind = getattr(validation, verdict[0], None)
     known = isinstance(kind, type) and issubclass(kind, ForgetlessError)
     return kind(verdict[1]) if kind is not None and known else ForgetlessError(verdict[1])
 

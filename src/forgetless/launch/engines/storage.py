@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, final
 
-from forgetless.support.errors import (
+from forgetless.support.files import FolderLock, without_password, write_atomically
+from forgetless.support.validation import (
     ConfigError,
     ForgetlessError,
     ForgetlessWarning,
@@ -28,7 +29,6 @@ from forgetless.support.errors import (
     UnwritableError,
     first_line,
 )
-from forgetless.support.files import FolderLock, write_atomically
 from forgetless.trace import JOBS, TRACE_FILE, is_trace
 from forgetless.trace.checkpoint import checksum, digest
 
@@ -42,16 +42,6 @@ _CHECKPOINT = re.compile(r"checkpoint/(manifest|part)-\d{6,12}[a-z-]*\.(json|saf
 _MOST_POINTER_BYTES = 1 << 24
 _POINTERS_KEPT = 2  # one damaged file must not lose everything
 Described = dict[str, dict[str, Any]]  # file → its object's name, bytes and checksum
-
-
-def is_shared(place: str) -> bool:
-    """Whether a place is an address of shared storage rather than a local path."""
-    return "://" in place
-
-
-def without_password(url: str) -> str:
-    """An address without the password that may be in it."""
-    return re.sub(r"//[^/@]*@", "//", url.rstrip("/"))
 
 
 @final

@@ -15,7 +15,7 @@ from forgetless.paper.artefacts import (
     variance,
 )
 from forgetless.paper.workshop import Artefact
-from forgetless.support.errors import ConfigError
+from forgetless.support.validation import ConfigError
 
 _ALL = (
     table1.TABLE1,

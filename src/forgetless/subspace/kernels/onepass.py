@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from forgetless.subspace.dense import aligned
-from forgetless.support.errors import first_line
+from forgetless.support.validation import first_line
 
 _HOPPER = 9  # the compute capability that the kernel was made for
 _WARPS = 4  # in each of the kernel's four groups
