@@ -1,7 +1,7 @@
 """Per-sample gradients of one parameter: as rows, or as outer products of factors; their kernel."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt, prod
 from typing import Protocol, final
 
@@ -179,6 +179,10 @@ def joined_uses(uses: list[tuple[Left, Right]]) -> list[tuple[Left, Right]]:
 
 # Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
 _SCRATCH = 1 << 23
+# Elements that stay in a CPU's cache until they are used.
+_CACHED = 1 << 20
+# Rows of a gradient below which a tile of whole rows is too flat to be computed fast.
+_FLAT = 32
 _GPU_SCRATCH = 1 << 27
 # Rows of a matrix product on a CPU: fewer cost time, more only memory. A GPU takes all at once.
 _TALL = 1 << 10
@@ -205,8 +209,8 @@ class Block(Protocol):
     def apply(self, v: Tensor) -> Tensor:
         """B v: (size, k) → (n, k)."""
 
-    def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        """Add W B to `out`, (k, size), with weights W (k, n)."""
+    def add_combined(self, weights: Tensor, out: Tensor, beta: float = 1) -> None:
+        """`out` ← β · `out` + W B, (k, size), with weights W (k, n); memory may be new if β = 0."""
 
     def squared_sum(self) -> Tensor:
         """Σ_i B_i², element by element, (size,)."""
@@ -236,8 +240,8 @@ class Rows:
     def apply(self, v: Tensor) -> Tensor:
         return self.values @ v
 
-    def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        out.addmm_(weights, self.values)
+    def add_combined(self, weights: Tensor, out: Tensor, beta: float = 1) -> None:
+        out.addmm_(weights, self.values, beta=beta)
 
     def squared_sum(self) -> Tensor:
         return self.values.square().sum(0)
@@ -284,13 +288,17 @@ class Outer:
         return tuple(factor.data for use in self.uses for factor in use)
 
     def rows(self) -> Tensor:
-        return self.part(ALL).flatten(1)
+        return self.part(ALL, ALL).flatten(1)
 
-    def part(self, columns: slice) -> Tensor:
-        """Some of the c columns of every gradient, (n, g, r, columns)."""
+    def part(self, rows: slice, columns: slice) -> Tensor:
+        """Some of the r rows and c columns of every gradient, (n, g, rows, columns)."""
         g, r, c = self.shape
-        width = len(range(c)[columns])
-        out = self.like.new_zeros(self.n, g, r, width)
+        height, width = len(range(r)[rows]), len(range(c)[columns])
+        if len(self.uses) == 1 and isinstance(self.uses[0][0], Dense):
+            ((left, right),) = self.uses
+            if isinstance(right, Dense):
+                return left.dense()[..., rows].mT @ right.dense(ALL, columns)
+        out = self.like.new_zeros(self.n, g, height, width)
         for left, right in self.uses:
             for some in cuts(self.n, scratch(self.like) // (g * left.positions * width)):
                 values = right.dense(some, columns)  # (m, g, T, columns)
@@ -298,14 +306,25 @@ class Outer:
                     index = left.data[some].unsqueeze(-1).expand_as(values[:, 0])
                     out[some, 0].scatter_add_(1, index, values[:, 0])
                 else:
-                    out[some] += left.dense(some).mT @ values
+                    out[some] += left.dense(some)[..., rows].mT @ values
         return out
 
-    def slices(self) -> list[slice]:
-        """Slices of the c columns whose `part` fits in scratch space."""
+    def tiles(self) -> list[tuple[slice, slice]]:
+        """Rows and columns whose `part` fits in scratch space: whole rows, if that is fast."""
         g, r, c = self.shape
+        row = self.n * g * c
+        room = scratch(self.like)
+        if self._is_dense and room // row >= min(r, _FLAT):
+            cached = room if self.like.is_cuda else max(_CACHED, _FLAT * row)
+            return [(rows, ALL) for rows in cuts(r, cached // row)]
         grain = max((right.grain for _, right in self.uses), default=1)
-        return list(cuts(c, max(1, scratch(self.like) // (self.n * g * r * grain)) * grain))
+        width = max(1, room // (self.n * g * r * grain)) * grain
+        return [(ALL, columns) for columns in cuts(c, width)]
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether all factors are stored as they are, so that rows can be cut anywhere."""
+        return all(isinstance(factor, Dense) for use in self.uses for factor in use)
 
     def _samples(self, left: Left) -> Iterator[slice]:
         """Slices of the samples whose factors fit in scratch space."""
@@ -324,8 +343,8 @@ class Outer:
         v = v.reshape(g, r, c, k)
         out = v.new_zeros(self.n, k)
         if not self._by_use(k):
-            for columns in self.slices():
-                out += self.part(columns).flatten(1) @ v[:, :, columns].reshape(-1, k)
+            for rows, columns in self.tiles():
+                out += self.part(rows, columns).flatten(1) @ v[:, rows, columns].reshape(-1, k)
             return out
         for left, right in self.uses:
             for some in self._samples(left):
@@ -340,17 +359,32 @@ class Outer:
                     out[some, j] += product.flatten(1).sum(1)
         return out
 
-    def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        k = len(weights)
-        out = out.unflatten(1, self.shape)  # (k, g, r, c)
-        if not self._by_use(k):
-            for columns in self.slices():
-                part = self.part(columns)
-                out[..., columns] += (weights @ part.flatten(1)).view(k, *part.shape[1:])
-            return
-        for left, right in self.uses:
+    def add_combined(self, weights: Tensor, out: Tensor, beta: float = 1) -> None:
+        tokens = tuple(use for use in self.uses if isinstance(use[0], OneHot))
+        built = replace(self, uses=tuple(use for use in self.uses if isinstance(use[0], Dense)))
+        by_use = tokens if built.uses and not built._by_use(len(weights)) else self.uses
+        if by_use is tokens:
+            built._add_built(weights, out, beta)
+        elif not beta:
+            out.zero_()
+        matrices = out.unflatten(1, self.shape)  # (k, g, r, c)
+        for left, right in by_use:
             for some in self._samples(left):
-                _add_combined(left, right, weights[:, some], some, out)
+                _add_combined(left, right, weights[:, some], some, matrices)
+
+    def _add_built(self, weights: Tensor, out: Tensor, beta: float) -> None:
+        """The same from gradients of the samples, a part of them at a time."""
+        g, _, c = self.shape
+        matrices = out.unflatten(1, self.shape)
+        for rows, columns in self.tiles():
+            part = self.part(rows, columns)
+            if g == 1 and columns == ALL:  # numbers in a row: no copy
+                here = matrices[:, 0, rows].flatten(1)
+                here.addmm_(weights, part.flatten(1), beta=beta)
+            else:
+                found = (weights @ part.flatten(1)).view(len(weights), *part.shape[1:])
+                to = matrices[:, :, rows, columns]
+                to.copy_(found if not beta else found.add_(to, alpha=beta))
 
     def squared_sum(self) -> Tensor:
         if len(self.uses) == 1:
@@ -361,8 +395,10 @@ class Outer:
                 squares = (f.dense().square().transpose(0, 2)[0] for f in (left, right))
                 deltas, inputs = squares  # (g, n, r), (g, n, c)
                 return (deltas.mT @ inputs).flatten()
-        parts = [self.part(columns).square().sum(0) for columns in self.slices()]
-        return torch.cat(parts, -1).flatten()
+        out = self.like.new_empty(self.shape)
+        for rows, columns in self.tiles():
+            torch.sum(self.part(rows, columns).square_(), 0, out=out[:, rows, columns])
+        return out.flatten()
 
 
 def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: Tensor) -> None:
@@ -415,9 +451,9 @@ def add_kernel(a: Block, b: Block, out: Tensor) -> None:
     elif _pairs_are_cheaper(a, b):
         _add_by_positions(a, b, out)
     else:
-        for columns in a.slices() if a.n > b.n else b.slices():
-            left = a.part(columns).flatten(1)
-            right = left if a is b else b.part(columns).flatten(1)
+        for tile in _common_tiles(a, b):
+            left = a.part(*tile).flatten(1)
+            right = left if a is b else b.part(*tile).flatten(1)
             _add_product(left, right, a is b, out)
 
 
@@ -449,6 +485,12 @@ def _add_product(a: Tensor, b: Tensor, symmetric: bool, out: Tensor) -> None:
     right = left if symmetric else b.to(out)
     for mine, theirs in _tiles(out, (len(left), len(right)), symmetric):
         out[mine, theirs].addmm_(left[mine], right[theirs].T)
+
+
+def _common_tiles(a: Outer, b: Outer) -> list[tuple[slice, slice]]:
+    """Tiles of which both have the parts, for the one with more samples."""
+    many, few = (a, b) if a.n > b.n else (b, a)
+    return (few if many._is_dense and not few._is_dense else many).tiles()
 
 
 def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:

@@ -222,11 +222,12 @@ class TangentFeatures:
         n, p = self.shape
         return f"TangentFeatures(n={n}, p={p}, rules={sorted(set(self.rules.values()))})"
 
-    def dense(self) -> Tensor:
-        """φ itself, (n, p)."""
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        """φ itself, (n, p), in new memory or where it is to be written."""
         n, p = self.shape
-        require_bytes("φ as a matrix", n * p * self.like.element_size(), self.like)
-        out = self.like.new_empty(n, p)
+        if out is None:
+            require_bytes("φ as a matrix", n * p * self.like.element_size(), self.like)
+            out = self.like.new_empty(n, p)
         for piece in self.pieces():
             for name, columns in self.columns():
                 out[piece.rows, columns] = piece.blocks[name].rows().to(self.like)
@@ -284,18 +285,25 @@ class TangentFeatures:
         """φᵀ, (p, n)."""
         return Transposed(self)
 
-    def combine(self, weights: Tensor) -> Tensor:
-        """W φ: (k, n) → (k, p)."""
+    def combine(self, weights: Tensor, out: Tensor | None = None) -> Tensor:
+        """W φ: (k, n) → (k, p).
+
+        Arguments:
+            weights: W.
+            out: where to write it, (k, p); None for new memory.
+        """
         accepted = f"a tensor (k, {len(self)})"
         fits = weights.dim() == 2 and weights.shape[1] == len(self)
         require(fits, "weights of phi.combine", tuple(weights.shape), accepted)
         weights = weights.to(self.like)
-        out = weights.new_zeros(len(weights), self.shape[1])
+        out = weights.new_empty(len(weights), self.shape[1]) if out is None else out
+        beta = 0
         for piece in self.pieces():
             some = weights[:, piece.rows].contiguous()
             for name, columns in self.columns():
-                piece.blocks[name].add_combined(some, out[:, columns])
-        return out
+                piece.blocks[name].add_combined(some, out[:, columns], beta)
+            beta = 1
+        return out if beta else out.zero_()
 
     def squared_sum(self) -> Tensor:
         """Σ_i φ_i², element by element, (p,)."""
