@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from forgetless.support.validation import ConfigError, DataError
-from forgetless.tangent import chunks, tangent_features
+from forgetless.tangent import features, tangent_features
 from forgetless.training.build import MLP, LeNet
 
 from . import networks as net
@@ -71,7 +71,7 @@ REFUSED = {
     "labels of bools": (lambda: of(model(), y=Y > 1), "integer dtype"),
     "a list of labels": (lambda: of(model(), y=[0] * 5), "not list"),
     "labels for one output": (lambda: of(plain(lambda z: z[:, 0])), "outputs (n,)"),
-    "chunks of nothing": (lambda: of(model(), chunk=0), "chunk must be None or an integer"),
+    "features of nothing": (lambda: of(model(), chunk=0), "chunk must be None or an integer"),
     "batch norm in training": (lambda: of(batch_norm()), "call model.eval()"),
     "batch norm without statistics": (
         lambda: of(batch_norm(track_running_stats=False).eval()), "depend on the batch",
@@ -148,12 +148,12 @@ def test_products_that_do_not_fit(name):
 
 def test_what_cannot_fit_into_memory_is_not_tried(monkeypatch):
     phi = of(model())
-    monkeypatch.setattr(chunks, "total_memory", lambda device: 8 * 5 * 5 - 1)
+    monkeypatch.setattr(features, "total_memory", lambda device: 8 * 5 * 5 - 1)
     with pytest.raises(ConfigError, match="200 bytes"):
         phi.gram()
     with pytest.raises(ConfigError, match="use phi @ v"):
         phi.dense()
-    monkeypatch.setattr(chunks, "total_memory", lambda device: 8 * 5 * 5)
+    monkeypatch.setattr(features, "total_memory", lambda device: 8 * 5 * 5)
     phi.gram()
 
 
