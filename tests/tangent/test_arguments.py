@@ -71,7 +71,7 @@ REFUSED = {
     "labels of bools": (lambda: of(model(), y=Y > 1), "integer dtype"),
     "a list of labels": (lambda: of(model(), y=[0] * 5), "not list"),
     "labels for one output": (lambda: of(plain(lambda z: z[:, 0])), "outputs (n,)"),
-    "features of nothing": (lambda: of(model(), chunk=0), "chunk must be None or an integer"),
+    "chunks of nothing": (lambda: of(model(), chunk=0), "chunk must be None or an integer"),
     "batch norm in training": (lambda: of(batch_norm()), "call model.eval()"),
     "batch norm without statistics": (
         lambda: of(batch_norm(track_running_stats=False).eval()), "depend on the batch",

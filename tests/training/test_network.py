@@ -104,7 +104,7 @@ def test_samples_show_only_once_how_much_memory_they_take(monkeypatch):
         sizes.append(part.n)
         return capture(part, *more)
 
-    monkeypatch.setattr(chunks, "capture", counted)
+    monkeypatch.setattr(features, "capture", counted)
     net = network(training=False)
     n = 4 * features._PROBE
     labels = torch.zeros(2, n, dtype=torch.long)

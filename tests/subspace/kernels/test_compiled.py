@@ -47,7 +47,7 @@ def _two_threads():
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_projections_with_and_without_it(installed, seeds, monkeypatch):
     if not installed:
-        monkeypatch.setattr(projection, "_compiled", lambda: None)
+        monkeypatch.setattr(dense, "_compiled", lambda: None)
     torch.manual_seed(seeds)
     rows = torch.linalg.qr(torch.randn(seeds, 6000, 90)).Q.mT.contiguous()
     g = torch.randn(seeds, 6000)
