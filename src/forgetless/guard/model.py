@@ -47,7 +47,7 @@ from forgetless.tangent import (
 _LOSS_CHUNK = 64
 # Samples that are looked at together to see which parameters have a gradient; mostly the first
 # will do.
-_FEW = 2
+_FEW = 1
 
 
 @final

@@ -206,6 +206,9 @@ class Block(Protocol):
     def rows(self) -> Tensor:
         """B itself, (n, size)."""
 
+    def first(self, count: int) -> "Block":
+        """The rows of some first samples."""
+
     def apply(self, v: Tensor) -> Tensor:
         """B v: (size, k) → (n, k)."""
 
@@ -236,6 +239,9 @@ class Rows:
 
     def rows(self) -> Tensor:
         return self.values
+
+    def first(self, count: int) -> "Rows":
+        return Rows(self.values[:count])
 
     def apply(self, v: Tensor) -> Tensor:
         return self.values @ v
@@ -289,6 +295,13 @@ class Outer:
 
     def rows(self) -> Tensor:
         return self.part(ALL, ALL).flatten(1)
+
+    def first(self, count: int) -> "Outer":
+        uses = tuple(
+            (replace(left, data=left.data[:count]), replace(right, data=right.data[:count]))
+            for left, right in self.uses
+        )
+        return replace(self, uses=uses, like=self.like[:count])
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Some of the r rows and c columns of every gradient, (n, g, rows, columns)."""

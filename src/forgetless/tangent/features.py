@@ -182,6 +182,7 @@ def _bytes(captured: Captured) -> int:
 
 # Squared length of the longest feature below which float32 underflows for shorter ones.
 _SMALL_SQUARE = 1e-20
+_LONG = 1000  # parameters for each sample from which a Gram matrix takes less than sums of rows
 _SOLVER_BYTES = 6 * 8  # the eigensolver's memory per entry of the Gram matrix: six in float64
 
 
@@ -341,8 +342,12 @@ class TangentFeatures:
         return principal_weights(gram, components, centred=centred, dtype=self.like.dtype)
 
     def precise_enough_gram(self) -> Tensor:
-        """φ φᵀ, (n, n), in float32 where that suffices for its top directions, else in float64."""
-        gram = self._products(self, _precise_enough(self.like))
+        """φ φᵀ, (n, n), in float32 where that suffices for its top directions, else in float64.
+
+        Of few long rows in float64: their sums then need no correction, which would take longer.
+        """
+        few = _LONG * len(self) < self.shape[1]
+        gram = self._products(self, float64(self.like) if few else _precise_enough(self.like))
         fits = gram.dtype == torch.float64 or _SMALL_SQUARE < float(gram.diagonal().max()) < inf
         return gram if fits else self.gram()
 
