@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Never, Self, final
 
@@ -53,6 +53,7 @@ from forgetless.methods.state import (
 )
 from forgetless.subspace import STORAGES, Storage
 from forgetless.support.memory import shortage_of
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     ConfigError,
@@ -111,6 +112,7 @@ class Guard:
         drift_samples: samples kept of each task, with the outputs on them, to check how far these
             move later (`drift()`); 0 keeps none and checks nothing.
         seed: of the choice of samples.
+        progress: whether a bar shows on a terminal how far `end_task` is, if it takes long.
 
     Example:
         >>> import torch, forgetless
@@ -141,6 +143,7 @@ class Guard:
         process_group: Any = None,
         drift_samples: int = 16,
         seed: int = 0,
+        progress: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -151,6 +154,7 @@ class Guard:
         optimizers = _torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
         self.method = method
+        self.progress = progress
         self.project = _projected(method, project)
         reshard(module)
         self._process_group = process_group
@@ -326,7 +330,7 @@ class Guard:
         removed = self._steps.removed.share()
         self._prepare()
         self._warn_of_unprotected()
-        with self._all_or_nothing():
+        with self._bar(f"storing task {self.tasks + 1}"), self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
         self._drift.report(drift, removed)
@@ -342,7 +346,7 @@ class Guard:
         wanted = f"{self.tasks}, one for each earlier task"
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         self._steps.watch.between_steps()
-        with self._all_or_nothing():
+        with self._bar("refreshing"), self._all_or_nothing():
             now = replace(self._initial(), kept=self._current().kept)
             for loader in loaders:
                 now = self._with_task(now, loader)
@@ -614,6 +618,11 @@ class Guard:
         except BaseException:
             self._set_random(random)
             raise
+
+    def _bar(self, what: str) -> AbstractContextManager[None]:
+        """A bar on a terminal, of one process."""
+        first = self.ranks is None or self.ranks.rank == 0
+        return bar_on_terminal(what) if self.progress and first else nullcontext()
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task stored."""

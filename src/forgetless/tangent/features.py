@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.memory import free_memory, total_memory
+from forgetless.support.progress import advance
 from forgetless.support.validation import ConfigError, require
 from forgetless.tangent.blocks import Block, add_kernel, cuts, distinct_bytes, mirror
 from forgetless.tangent.capture import Captured, SampleLayout, capture
@@ -168,6 +169,7 @@ class Chunks:
             Piece(slice(start * count + k, stop * count, count), blocks)
             for k, blocks in enumerate(captured.blocks)
         ]
+        advance("gradients of samples", stop, self.starts[-1])
         used = _bytes(captured)
         if self.kept_bytes + used <= self.budget:
             self.kept[index] = pieces
@@ -301,8 +303,9 @@ class TangentFeatures:
         beta = 0
         for piece in self.pieces():
             some = weights[:, piece.rows].contiguous()
-            for name, columns in self.columns():
+            for number, (name, columns) in enumerate(self.columns()):
                 piece.blocks[name].add_combined(some, out[:, columns], beta)
+                advance("directions", number + 1, len(self.names))
             beta = 1
         return out if beta else out.zero_()
 
