@@ -645,7 +645,8 @@ class Guard:
         if self.method.needs_model:
             task.check()
         of_loss = not self.method.keeps_directions
-        if self.method.protects and (self.method.separable or not of_loss):
+        reaching = not of_loss and state.reaches(self._parameters.layout.columns)
+        if self.method.protects and not reaching and (self.method.separable or not of_loss):
             self._warn_of_blind(task.blind(of_loss=of_loss))
         storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable

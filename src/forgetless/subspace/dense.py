@@ -38,6 +38,8 @@ _UNIT = 1e-3
 # What corrections of nearly orthonormal rows have at most, so that float32 suffices for them: the
 # numbers in one, and the overlap of two rows.
 _MILD, _MILD_OVERLAP = 4.0, 0.1
+# The share of each sample's length outside the others from which their Gram matrix tells enough.
+_APART = 0.01
 
 
 def orthonormalize_in_place(
@@ -414,6 +416,11 @@ class DenseSubspace(Subspace):
         each = self.rows.element_size() * self.rank
         return {name: each * (own.stop - own.start) for name, own in columns.items()}
 
+    def reaches(self, columns: Mapping[str, slice]) -> bool:
+        added = self.record.ranks[:, -1:]
+        last = self.storage.max_rank is None and bool((added > 0).any())
+        return last and all(bool(self.rows[:, -1, some].any()) for some in columns.values())
+
     def explained(self) -> Tensor:
         return self.moments.diagonal(dim1=1, dim2=2).sum(1)
 
@@ -458,8 +465,10 @@ class DenseSubspace(Subspace):
         return replace(self, movable=Movable(mask, inverse, passes=2 if steep else 1))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
-        fill = [(len(phi), phi.dense, None) for phi in features]
-        return self._extended(fill, features[0].like, None)
+        several = [_samples(phi, self.storage) for phi in features]
+        totals = [total for *_, total in several]
+        fill = [(count, write, mix) for count, write, mix, _ in several]
+        return self._extended(fill, features[0].like, totals)
 
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
@@ -470,7 +479,7 @@ class DenseSubspace(Subspace):
         else:
             found = [_agreed_weights(phi, components, centred, ranks) for phi in phis]
         fill = [
-            (len(values), partial(phi.combine, weights), values)
+            (len(values), partial(phi.combine, weights), values.diag())
             for phi, (values, weights, _) in zip(phis, found, strict=True)
         ]
         return self._extended(fill, phis[0].like, [total for *_, total in found])
@@ -479,7 +488,7 @@ class DenseSubspace(Subspace):
         self,
         several: Sequence[tuple[int, Callable[[Tensor], Tensor], Tensor | None]],
         like: Tensor,
-        totals: Sequence[float] | None,
+        totals: Sequence[float | None],
     ) -> Self:
         """The subspace extended by the span of more vectors.
 
@@ -487,43 +496,42 @@ class DenseSubspace(Subspace):
         new rows will be, if these are stored as vectors are.
 
         Arguments:
-            several: for each seed the number of vectors, a function that writes these, (d, p), and
-                what to multiply each with, (d,); None for vectors as they are.
+            several: for each seed a number d, a function that writes as many rows W, (d, p), and B,
+                (d, d), for vectors B W; None if the rows are the vectors.
             like: a tensor of the vectors' dtype and device.
             totals: the variance of the features whose directions they are; None if the vectors are
                 these features.
         """
         ranks, before = self.storage.ranks, self.rank
         most = max(count for count, *_ in several)
-        if totals is not None:
-            refuse_infinite(*totals)
+        refuse_infinite(*(total for total in totals if total is not None))
         rows = self._room(before + most, like)
         rows[:, :before] = self.rows
         is_place = rows.dtype == like.dtype and rows.device == like.device
         inside, squares = [], []
-        for of_seed, old, (count, write, scales) in zip(rows, self.rows, several, strict=True):
+        for of_seed, old, (count, write, mix) in zip(rows, self.rows, several, strict=True):
             place = of_seed[before : before + count]
             vectors = write(place if is_place else like.new_empty(place.shape))
             lengths = lengths_of_long(vectors, ranks)
-            scale = torch.ones_like(lengths) if scales is None else scales.to(lengths)
-            squares.append(float((scale * lengths).square().sum()))
+            energies = lengths if mix is None else mix.to(lengths).norm(dim=0) * lengths
+            squares.append(float(energies.square().sum()))
             refuse_infinite(squares[-1])
             new, found = _new_rows(vectors, old, lengths, ranks)
-            inside.append(scale.unsqueeze(1) * found)
+            inside.append(found if mix is None else mix.to(found) @ found)
             if new.data_ptr() != place.data_ptr():
                 of_seed[before : before + len(new)] = new
             of_seed[before + len(new) :] = 0
-        totals = squares if totals is None else totals
-        shares = [one / max(total, TINY) for one, total in zip(squares, totals, strict=True)]
+        wholes = [s if total is None else total for s, total in zip(squares, totals, strict=True)]
+        shares = [one / max(whole, TINY) for one, whole in zip(squares, wholes, strict=True)]
         ranks_of_each = [found.shape[1] for found in inside]
         count = max(ranks_of_each)
         if count < rows.shape[1]:
             rows = laid_out(rows[:, :count].clone())
         moments = self.moments.new_zeros(len(rows), count, count)
         moments[:, :before, :before] = self.moments
-        for moment, found, total in zip(moments, inside, totals, strict=True):
+        for moment, found, whole in zip(moments, inside, wholes, strict=True):
             size = found.shape[1]
-            moment[:size, :size].add_(found.T @ found, alpha=1 / max(total, TINY))
+            moment[:size, :size].add_(found.T @ found, alpha=1 / max(whole, TINY))
         record = self.record.with_task([size - before for size in ranks_of_each], shares)
         grown = replace(self, rows=rows, moments=moments, record=record, movable=None)
         return grown.stored(self.storage)
@@ -597,6 +605,26 @@ class DenseSubspace(Subspace):
         moments = torch.stack([tensors["moments"] for tensors in of_seeds])
         record = Record.restore(of_seeds)
         return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
+
+
+def _samples(
+    phi: TangentFeatures, storage: Storage
+) -> tuple[int, Callable[[Tensor], Tensor], Tensor | None, float | None]:
+    """What `_extended` takes for the features themselves.
+
+    Of few samples with long rows, at hand as factors, the rows are orthonormal as they are written:
+    with cosines C = L Lᵀ and lengths ℓ, L⁻¹ diag(ℓ)⁻¹ φ is.
+    """
+    whole = storage.ranks is None and storage.dtype is None
+    if whole and len(phi.source) == 1 and phi.is_long:
+        gram = phi.gram()
+        lengths = gram.diagonal().sqrt()
+        factor, failed = torch.linalg.cholesky_ex(gram / lengths.outer(lengths))
+        if not bool(failed) and bool((factor.diagonal() > _APART).all()):
+            weights = torch.linalg.inv(factor) / lengths
+            mix = lengths.unsqueeze(1) * factor
+            return len(phi), partial(phi.combine, weights), mix, float(gram.trace())
+    return len(phi), phi.dense, None, None
 
 
 def _agreed_weights(

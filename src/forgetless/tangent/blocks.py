@@ -189,6 +189,7 @@ _TALL = 1 << 10
 # Rows of a symmetric product that are computed at once, from the diagonal to the right: short
 # stripes save most of a CPU's work, tall ones keep a GPU busy.
 _STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
+_STRIPES = 4
 
 
 def scratch(like: Tensor) -> int:
@@ -520,10 +521,13 @@ def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
 
 def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
     side = isqrt(scratch(out) // a.shape[0])
+    # Of a few samples with many positions each, most below the diagonal is saved by few stripes.
+    most = -(-a.n // _STRIPES) if a is b and not out.is_cuda else a.n
     for left, right in a.uses:
         for other_left, other_right in b.uses:
             t, s = left.positions, other_left.positions
-            for mine, theirs in _tiles(out, (side // t, side // s), a is b):
+            height = min(side // t, most) if t > 1 else side // t
+            for mine, theirs in _tiles(out, (height, side // s), a is b):
                 lefts = factor_products(left, other_left, mine, theirs, out)  # (g, m·T, m'·T')
                 rights = factor_products(right, other_right, mine, theirs, out)
                 if len(lefts) * t * s == 1:

@@ -212,6 +212,11 @@ class TangentFeatures:
         return self.shape[0]
 
     @property
+    def is_long(self) -> bool:
+        """Whether a Gram matrix in float64 takes less time than a few sums of rows."""
+        return self.shape[1] > _LONG * len(self)
+
+    @property
     def rules(self) -> dict[str, str]:
         """Parameter → how its gradients are computed: the layer's rule, "vmap" or "loop"."""
         return dict(self.source.rules)
@@ -349,8 +354,8 @@ class TangentFeatures:
 
         Of few long rows in float64: their sums then need no correction, which would take longer.
         """
-        few = _LONG * len(self) < self.shape[1]
-        gram = self._products(self, float64(self.like) if few else _precise_enough(self.like))
+        like = float64(self.like) if self.is_long else _precise_enough(self.like)
+        gram = self._products(self, like)
         fits = gram.dtype == torch.float64 or _SMALL_SQUARE < float(gram.diagonal().max()) < inf
         return gram if fits else self.gram()
 
