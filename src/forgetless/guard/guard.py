@@ -563,6 +563,7 @@ class Guard:
             self._prepare,
             self._check_drift,
             self._column_ranks,
+            self._shows_progress,
         )
 
     def _warn_of_unprotected(self) -> None:
@@ -620,9 +621,12 @@ class Guard:
             raise
 
     def _bar(self, what: str) -> AbstractContextManager[None]:
-        """A bar on a terminal, of one process."""
-        first = self.ranks is None or self.ranks.rank == 0
-        return bar_on_terminal(what) if self.progress and first else nullcontext()
+        return bar_on_terminal(what) if self._shows_progress else nullcontext()
+
+    @property
+    def _shows_progress(self) -> bool:
+        """Whether there may be a bar; of several processes one has it."""
+        return self.progress and (self.ranks is None or self.ranks.rank == 0)
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task stored."""

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, final
 
@@ -20,6 +21,7 @@ from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.validation import ConfigError, TrainingError, warn_caller
 
 Projected = Literal["update", "gradient"]
@@ -59,6 +61,7 @@ class Steps:
             the state when the model was moved.
         check: called after each of these steps, such as for the drift of the outputs.
         ranks: the processes that each hold a part of every parameter; None if all is here.
+        progress: whether a bar on a terminal tells what the first step waits for.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Steps:
         prepare: Callable[[], None],
         check: Callable[[], None],
         ranks: Ranks | None = None,
+        progress: bool = False,
     ) -> None:
         self.model = model
         self.method = method
@@ -85,6 +89,8 @@ class Steps:
         self.watch = Watch(self._parameters)
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
+        self._has_projected = False
+        self.progress = progress
         self._has_before = False  # whether the parameters were read before the present step
         self._warned = self._warned_of_infinite = False
         self.set_state(None, DENSE, 0, 0)
@@ -324,7 +330,7 @@ class Steps:
             g = g * mask
             if self.method.keeps_directions:
                 state = self._restrict(state, movable, columns)
-        with torch.no_grad(), full_precision(g.device):
+        with torch.no_grad(), full_precision(g.device), self._watched():
             changed, after = take_step(self.method, g, state, self.view(theta, mask))
         self._check_finite(g, changed)
         if after is not state:
@@ -335,6 +341,13 @@ class Steps:
                 )
             self.state = after
         return changed if mask is None else changed * mask
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """A bar on a terminal if the first projection must be compiled."""
+        if self._has_projected or not self.progress:
+            return nullcontext()
+        self._has_projected = True
+        return bar_on_terminal("first guarded step", patience=0.0)
 
     def _check_finite(self, g: Tensor, changed: Tensor) -> None:
         """Raise if the method makes a step NaN or infinite, and warn once if the optimizer does.

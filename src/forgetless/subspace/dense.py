@@ -226,6 +226,8 @@ _CACHED = 1 << 24
 _COPIED = 1 << 26
 # Bytes of rows below which a second thread costs more than it helps.
 _WORTHWHILE = 1 << 21
+# The same for loops that are compiled first, which takes seconds, once on every machine.
+_WORTH_COMPILING = 1 << 25
 _ALIGNMENT = 128  # bytes of a line of a GPU's cache: rows across its borders take a third longer
 
 
@@ -278,7 +280,8 @@ def _project_out(g: Tensor, basis: Tensor) -> Tensor:
     threads = torch.get_num_threads() if g.device.type == "cpu" else 1
     if basis.nbytes < _WORTHWHILE or (torch.is_grad_enabled() and g.requires_grad):
         return g - _inside(g, basis)
-    compiled = _compiled() if threads > 1 else None  # one thread gains too little
+    # One thread gains too little, and a few rows less than the compiler takes.
+    compiled = _compiled() if threads > 1 and basis.nbytes >= _WORTH_COMPILING else None
     projected = None if compiled is None else compiled(g, basis, threads)
     if projected is not None:
         return projected

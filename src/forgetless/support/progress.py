@@ -1,5 +1,6 @@
 """How far a long computation is, for whoever watches it: a bar on a terminal, or nobody."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,10 +39,13 @@ def bar_on_terminal(what: str, *, patience: float = _PATIENCE) -> Iterator[None]
         what: all of it, in a few words.
         patience: seconds until there is a bar.
     """
+    if sys.stderr is None or not sys.stderr.isatty() or _WATCHER.get() is not None:
+        yield
+        return
     from rich.console import Console  # a training loop without a bar need not wait for it
 
     console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal or _WATCHER.get() is not None:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield
         return
     with _Bar(what, console, patience) as bar, watched_by(bar):
