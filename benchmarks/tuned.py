@@ -17,7 +17,7 @@ import torch
 
 from forgetless import average_accuracy, fit, forgetting
 from forgetless.data import build_scenario
-from forgetless.launch.config import resolve
+from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
 from forgetless.training.build import ModelFactory
 

@@ -16,7 +16,7 @@ from forgetless.subspace.base import Movable, Record, Subspace, refuse_infinite
 from forgetless.subspace.storage import DENSE, SQUARE_BYTES, Storage
 from forgetless.support.collectives import Ranks
 from forgetless.support.validation import ConfigError
-from forgetless.tangent import TangentFeatures, merged, principal_weights, top_weights_of_each
+from forgetless.tangent import TangentFeatures, principal_weights, stored, top_weights_of_each
 
 # Numbers converted to float64 at once: those that fit a cache, or keep a GPU busy.
 _CONVERTED = {"cpu": 1 << 20, "cuda": 1 << 27}
@@ -433,7 +433,7 @@ class DenseSubspace(Subspace):
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
     ) -> Self:
-        phis, ranks = [merged(one) for one in features], self.storage.ranks
+        phis, ranks = [_merged(one) for one in features], self.storage.ranks
         if ranks is None:
             found = top_weights_of_each(phis, components, centred=centred)
         else:
@@ -580,3 +580,11 @@ def _rounding(rows: Tensor) -> float:
 def _full(rows: Tensor) -> Tensor:
     """Rows in at least float32."""
     return rows.float() if rows.element_size() < 4 else rows
+
+
+def _merged(phi: TangentFeatures) -> TangentFeatures:
+    """The features as few pieces, with all first scalars of the samples first.
+
+    A Gram matrix then takes one product instead of one for each pair of scalars.
+    """
+    return phi if len(phi.source.pieces(0)) == 1 else stored(phi)
