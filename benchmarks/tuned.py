@@ -42,7 +42,12 @@ ROWS: dict[str, tuple[str, tuple[dict[str, float], ...]]] = {
     "sgp": ("sgp", tuple({"gpm_threshold": t} for t in (0.9, 0.95, 0.97, 0.99))),
     "adam-nscl": ("adam-nscl", tuple({"nscl_ratio": r} for r in (3.0, 10.0, 30.0, 100.0))),
     "kfac-laplace": ("kfac-laplace", tuple({"laplace_strength": s} for s in (0.1, 1.0, 10.0))),
-    "kron-ogd": ("kron-ogd", tuple({"energy": e} for e in (0.9, 0.95, 0.98))),
+    "kron-ogd": (
+        "kron-ogd",
+        tuple(
+            {"energy": e, **more} for e in (0.9, 0.95, 0.98) for more in ({"shrinkage": 0.0}, {})
+        ),
+    ),
     "kron-ogd, by itself": ("kron-ogd", ({},)),
 }
 HELD_OUT, SEARCH_SEEDS, SEEDS = 100, (100, 101), (0, 1, 2, 3, 4)
