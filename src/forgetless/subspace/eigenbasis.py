@@ -442,12 +442,14 @@ class Frame:
         """X, of the parts of a step, (S, k, l)."""
         step = parts[self.weight].unsqueeze(2).flatten(2)
         b = parts[self.bias].unsqueeze(2) if self.bias else None
-        if self.u is not None:
-            step = self.u.mT @ step
-        if b is not None and self.bias_u is not None:
-            b = self.bias_u.mT @ b
-        # Few products: a GPU waits for each to start.
-        return step @ self.v if b is None else torch.baddbmm(b * self.bias_v, step, self.v)
+        if b is None or self.bias_u is not self.u:
+            x = step @ self.v
+        else:  # in one product: a GPU waits for each to start
+            x = torch.baddbmm(b * self.bias_v, step, self.v)
+        x = x if self.u is None else self.u.mT @ x
+        if b is not None and self.bias_u is not self.u:
+            x += (b if self.bias_u is None else self.bias_u.mT @ b) @ self.bias_v
+        return x
 
     def take_out(self, x: Tensor, parts: dict[str, Tensor]) -> None:
         """Replace the weight's and the bias's parts of a step by those without U (X ∘ M) Vᵀ."""

@@ -396,7 +396,7 @@ def _watch(
     evaluation: Evaluation, given_up: frozenset[str], calls: list[_Call], uses: ParameterUses
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Hooks that record every run of a layer with a rule and a wanted parameter."""
-    wanted = set(evaluation.names) - given_up
+    wanted, n = set(evaluation.names) - given_up, evaluation.n
     called = {id(p): name for name, p in evaluation.module.named_parameters()}
     handles = []
     for layer in evaluation.module.modules():
@@ -423,6 +423,10 @@ def _watch(
             if not alone or not isinstance(x, Tensor) or not isinstance(output, Tensor):
                 uses.elsewhere |= {*names.values()}
                 return output
+            if type(layer) is nn.Embedding and len(x) == 1 and x.dim() > 1:
+                # Positions, say, that all samples share: each sample gets a δ of its own.
+                x = x.expand(n, *x.shape[1:])
+                output = output.expand(n, *output.shape[1:])
             with torch.no_grad():
                 kept = rule.keep(layer, x.detach())
             if output.requires_grad:
