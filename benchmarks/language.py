@@ -5,7 +5,8 @@
 Llamas with random weights and a tied vocabulary; the task is one batch of 8 sequences of 32 tokens.
 `end_task` of PCA-OGD and OGD is measured in turns with a forward and a backward pass of the same
 batch, and with a loop over the samples that any user could write: eight gradients as rows, their
-Gram matrix, and its eigenvectors' combinations of the rows. Peaks of memory are those of the
+Gram matrix, and its eigenvectors' combinations of the rows. Seconds are those of the processor, on
+one thread, so that other work on the machine counts little. Peaks of memory are those of the
 process above what it held before, as Linux counts them.
 """
 
@@ -71,13 +72,13 @@ def by_loop(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def measured(call: Callable[[], object]) -> tuple[float, int]:
-    """Seconds, and the bytes of memory at the peak above those before."""
+    """Seconds of the processor, and the bytes of memory at the peak above those before."""
     gc.collect()  # a guard and its optimizer know each other
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start, _status("VmHWM") - before
+    return time.process_time() - start, _status("VmHWM") - before
 
 
 def _status(kind: str) -> int:

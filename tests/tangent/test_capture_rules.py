@@ -124,6 +124,13 @@ WHOLE = {
         net.frames, (3, 2, 3, 3),
         {"conv.weight": "conv", "norm.weight": "norm", "norm.bias": "norm"},
     ),
+    **{
+        f"own norms, {where}": (
+            partial(net.own_norms, where == "samples first"), None,
+            {"tokens.weight": "embedding", "places.weight": "embedding", "norm.weight": "layer"},
+        )
+        for where in ("samples first", "positions first")
+    },
     "bare": (net.Bare, (4,), {"matrix": "layer", "scale": "layer", "idle": "unused"}),
     "lstm": (partial(net.recurrent, nn.LSTM), (4, 3), LSTM),
     "gru": (partial(net.recurrent, nn.GRU), (4, 3), LSTM),
