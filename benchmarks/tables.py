@@ -165,8 +165,9 @@ def language(of: dict[str, Any]) -> str:
     headings = ["`end_task`", "seconds", "÷ a pass", "a loop ÷ a pass", "peak ÷ kept", "loop's"]
     words = (
         f"\nSeconds of the processor, {of['threads']} thread"
-        f"{'s' if of['threads'] > 1 else ''}, torch {of['versions']['torch']}. Llamas with random weights and a tied vocabulary, 8 directions "
-        "of 8 sequences of 32 tokens; a pass is a forward and a backward pass of the same batch. "
+        f"{'s' if of['threads'] > 1 else ''}, torch {of['versions']['torch']}. Llamas with random "
+        "weights and a tied vocabulary, 8 directions of 8 sequences of 32 tokens; a pass is a "
+        "forward and a backward pass of the same batch. "
         "The loop takes one sample's gradient after the other, and the principal directions from "
         f"their Gram matrix.{of.get('note', '')}\n"
     )

@@ -308,9 +308,8 @@ class Outer:
         """Some of the r rows and c columns of every gradient, (n, g, rows, columns)."""
         g, r, c = self.shape
         height, width = len(range(r)[rows]), len(range(c)[columns])
-        if len(self.uses) == 1 and isinstance(self.uses[0][0], Dense):
-            ((left, right),) = self.uses
-            if isinstance(right, Dense):
+        for left, right in self.uses if len(self.uses) == 1 else ():
+            if isinstance(left, Dense) and isinstance(right, Dense):
                 return left.dense()[..., rows].mT @ right.dense(ALL, columns)
         out = self.like.new_zeros(self.n, g, height, width)
         for left, right in self.uses:
@@ -388,8 +387,7 @@ class Outer:
 
     def _add_built(self, weights: Tensor, out: Tensor, beta: float) -> None:
         """The same from gradients of the samples, a part of them at a time."""
-        g, _, c = self.shape
-        matrices = out.unflatten(1, self.shape)
+        g, matrices = self.shape[0], out.unflatten(1, self.shape)
         for rows, columns in self.tiles():
             part = self.part(rows, columns)
             if g == 1 and columns == ALL:  # numbers in a row: no copy

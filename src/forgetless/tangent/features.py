@@ -218,7 +218,10 @@ class TangentFeatures:
 
     @property
     def rules(self) -> dict[str, str]:
-        """Parameter → how its gradients are computed: the layer's rule, "vmap" or "loop"."""
+        """Parameter → how its gradients are computed: by the layer's rule, "vmap" or "loop".
+
+        The rule "layer" runs a layer of an unknown type again for each sample.
+        """
         return dict(self.source.rules)
 
     @property
