@@ -97,7 +97,7 @@ _MODULES = {
         "AGEM EWC GEM GEMNT GPM OGD PCAOGD SGD SGP AdamNSCL Joint KFACLaplace KronOGD Method View"
     ),
     "subspace": "Storage",
-    "support.errors": "ConfigError DataError ForgetlessError TraceError TrainingError",
+    "support.validation": "ConfigError DataError ForgetlessError TraceError TrainingError",
     "tangent": "tangent_features",
     "theory": "Forecast forecast",
     "trace": "Trace load_trace",
