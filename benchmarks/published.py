@@ -4,7 +4,7 @@ Networks, thresholds and schedules are those that the papers and their code stat
 fewer epochs, its record says so. Beside every method: plain fine-tuning.
 
     python benchmarks/published.py --data DATA [--only split-cifar,permuted:gpm] [--seeds N]
-        [--jobs N] [--epochs split-cifar:adam-nscl=16] [--tiny] [--out [FILE]]
+        [--jobs N] [--epochs split-cifar:sgd=20] [--seconds N] [--tiny] [--out [FILE]]
 """
 
 import argparse
@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
@@ -45,6 +46,7 @@ from forgetless.data.scenarios import VIEWS, ImageView, Permuted, normalize
 from forgetless.support.streams import stream
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench" / "published.json"
+_SHARE = 0.85  # of the time at hand that is planned for: later tasks have more directions
 TINY = {"tasks": 2, "images": 40}  # tasks, and training images of a class
 
 # The networks.
@@ -296,25 +298,57 @@ def _protocols() -> Iterator[tuple[str, Protocol]]:
 PROTOCOLS = dict(_protocols())
 
 
+def fitting_epochs(
+    protocol: Protocol, tasks: Scenario, training: Training, seconds: float, device: str
+) -> int:
+    """The epochs of each task with which a run takes about so many seconds, from a short trial."""
+    few, ends = copy(tasks), []
+    few.n_tasks = min(2, tasks.n_tasks)
+    trial = fit(
+        few,
+        protocol.method,
+        partial(protocol.model, tasks.n_outputs),
+        training=replace(training, epochs=3),
+        device=device,
+        keep="nothing",
+        observer=lambda progress: ends.append(time.perf_counter()),
+    )
+    epoch = (ends[-2] - ends[-4]) / 2  # the last two; then comes the evaluation
+    left = _SHARE * (seconds - tasks.n_tasks * trial.timings["consolidation"])
+    return max(1, int(left / (tasks.n_tasks * epoch)))
+
+
 def trained(
-    name: str, data: Path | None, seeds: int, epochs: int, tiny: bool, device: str
+    name: str,
+    data: Path | None,
+    seeds: int,
+    epochs: int,
+    seconds: float,
+    tiny: bool,
+    device: str,
 ) -> dict[str, Any]:
     """The record of a protocol's run with the first few seeds.
 
     Arguments:
         epochs: at most so many; 0 for those of the protocol.
+        seconds: likewise, of a seed; 0 for any.
     """
     protocol, started = PROTOCOLS[name], time.perf_counter()
     accuracy, forgotten, settings, of = [], [], {}, {}
     groups = [(s,) for s in range(seeds)] if protocol.one_by_one else [tuple(range(seeds))]
     for group in groups:
-        training = protocol.training()
-        if epochs:
-            fewer = min(1.0, epochs / training.epochs)
-            decay = {"decay_after": max(1, round(fewer * training.decay_after))}
-            steps = decay if training.schedule == "step" else {}
-            training = replace(training, epochs=min(epochs, training.epochs), **steps)
-        tasks = protocol.tasks(data, group[0], tiny)
+        begun = time.perf_counter()
+        tasks, training = protocol.tasks(data, group[0], tiny), protocol.training()
+        most = min(epochs or training.epochs, training.epochs)
+        if seconds:
+            left = seconds - (time.perf_counter() - begun)
+            fitting = fitting_epochs(protocol, tasks, protocol.training(), left, device)
+            most = min(most, fitting)
+            print(f"{name}: {fitting} epochs would fit, {most} at most", flush=True)
+        if training.schedule == "step":
+            decay_after = max(1, round(most / training.epochs * training.decay_after))
+            training = replace(training, decay_after=decay_after)
+        training = replace(training, epochs=most)
         trace = fit(
             tasks,
             protocol.method,
@@ -363,6 +397,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"comma-separated: {', '.join(PROTOCOLS)}")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", default="", help="at most, comma-separated: split-cifar:sgp=90")
+    parser.add_argument("--seconds", type=float, default=0, help="at most, for a seed of a run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="few images, two tasks, one epoch")
@@ -387,6 +422,7 @@ def main() -> None:
                 arguments.data,
                 arguments.seeds,
                 caps.get(name, 0),
+                arguments.seconds,
                 arguments.tiny,
                 arguments.device,
             ): name
