@@ -274,13 +274,14 @@ def published(found: dict[str, Any]) -> str:
                 f"{run['seconds']:.0f}",
             ]
         )
-    machines = sorted({f"{r['versions']['device']}, torch {r['versions']['torch']}" for r in
-                       found.values()})  # fmt: skip
+    used = [run["versions"] for run in found.values()]
+    machines = sorted({f"{v['device']}, torch {v['torch']}" for v in used})
     words = (
-        f"\n{'; '.join(machines)}, several runs at a time. Networks, thresholds and schedules are "
-        "those of the papers and their\ncode; between implementations three points are usual. The "
-        "released loaders read planar\nimages of the superclasses as if colours came last, which "
-        "scrambles them: the printed figures\nare of such images.\n"
+        f"\n{'; '.join(machines)}, several runs at a time.\n"
+        "Networks, thresholds and schedules are those of the papers and their code, which measure\n"
+        "five orders of the superclasses (here the first one); between implementations three points\n"
+        "are usual. The released loaders read planar images of the superclasses as if colours came\n"
+        "last, which scrambles them: the printed figures are of such images.\n"
     )
     headings = ["", "printed ACC", "ACC", "printed BWT", "BWT", "seeds", "epochs at most"]
     return table([*headings, "seconds"], rows) + words
