@@ -279,9 +279,9 @@ def published(found: dict[str, Any]) -> str:
     words = (
         f"\n{'; '.join(machines)}, several runs at a time.\n"
         "Networks, thresholds and schedules are those of the papers and their code, which measure\n"
-        "five orders of the superclasses (here the first one); between implementations three points\n"
-        "are usual. The released loaders read planar images of the superclasses as if colours came\n"
-        "last, which scrambles them: the printed figures are of such images.\n"
+        "five orders of the superclasses (here the first one); between implementations three\n"
+        "points are usual. The released loaders read planar images of the superclasses as if\n"
+        "colours came last, which scrambles them: the printed figures are of such images.\n"
     )
     headings = ["", "printed ACC", "ACC", "printed BWT", "BWT", "seeds", "epochs at most"]
     return table([*headings, "seconds"], rows) + words
