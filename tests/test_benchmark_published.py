@@ -33,6 +33,14 @@ def test_a_network_has_the_published_layers_and_a_head_at_the_end(name):
 def test_superclasses_have_five_classes_each():
     assert sorted(c for of in published.SUPERCLASSES for c in of) == list(range(100))
     assert {len(of) for of in published.SUPERCLASSES} == {5}
+    assert all(sorted(order) == list(range(20)) for order in published.ORDERS)
+    assert len(set(published.ORDERS)) == 5
+
+
+def test_initial_weights_as_released():
+    for parameter in published.lenet_as_released(7).parameters():
+        bound = (6 / parameter[0].numel()) ** 0.5
+        assert 0.9 * bound < parameter.abs().max() <= bound
 
 
 def test_scrambled_images_are_planar_ones_read_with_the_colours_last():
