@@ -42,7 +42,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import LOADS
-from forgetless.methods import KronOGD, Method
+from forgetless.methods import KronEWC, Method
 from forgetless.methods.cost import TaskProbe, Work
 from forgetless.methods.state import (
     check_state,
@@ -82,7 +82,7 @@ class Guard:
             `fully_shard`: then every process makes the same calls.
         optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
             together: each one's steps are changed as if the parameters of the others were fixed.
-        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
+        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
             Parameters that are frozen now and trained later must be chosen here.
@@ -144,7 +144,7 @@ class Guard:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        method = KronOGD() if method is None else method
+        method = KronEWC() if method is None else method
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)
@@ -514,7 +514,8 @@ class Guard:
             self._frozen.freeze()
 
     def _check_drift(self) -> None:
-        """Measure the drift if it is time."""
+        """Let the method adapt, and measure the drift, if it is time."""
+        self._steps.state = self._drift.adapted(self._steps.state, self._steps.steps)
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
             self._drift.report(drift, self._steps.removed.share())

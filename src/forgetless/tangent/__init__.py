@@ -8,6 +8,7 @@ from forgetless.tangent.moments import (
     Moments,
     drawn_likelihood,
     kronecker_moments,
+    mixed_likelihood,
     moment_shapes,
     probed,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "kronecker_moments",
     "layer_inputs",
     "merged",
+    "mixed_likelihood",
     "moment_shape",
     "moment_shapes",
     "principal_weights",
