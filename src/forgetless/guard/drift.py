@@ -141,7 +141,7 @@ class DriftCheck:
         self.model = model
         self._method = method
         self._seed = seed
-        self._warned = self._failed = False
+        self._warned = self._failed = self._was_forgotten = False
         self.start({}, 0)
 
     def start(self, kept: Mapping[int, StoredSamples], steps: int) -> None:
@@ -233,18 +233,23 @@ class DriftCheck:
                 self._failed = True
                 warn_caller(f"the drift cannot be checked any more: {error}")
 
-    def report(self, drift: Drift | None, removed: float | None) -> None:
+    def report(self, drift: Drift | None, removed: float | None, *, ends: bool = False) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
+
+        A method that adapts may win a task back, and has until the next check for that.
 
         Arguments:
             drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
+            ends: whether the present task ends.
         """
         if drift is None or not drift.tasks:
             return
         self.latest = drift
         forgotten = [task for task in drift.tasks if task.is_forgotten]
-        if forgotten and self._method.protects and not self._warned:
+        waits = self._method.adapts and not self._was_forgotten and not ends
+        self._was_forgotten = bool(forgotten)
+        if forgotten and self._method.protects and not waits and not self._warned:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))

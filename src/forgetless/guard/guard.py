@@ -329,7 +329,7 @@ class Guard:
         with self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, removed)
+        self._drift.report(drift, removed, ends=True)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -430,8 +430,9 @@ class Guard:
         The drift is as last measured; `drift()` measures it now.
         """
         self._steps.watch.between_steps()
-        removed = self._steps.removed.stats()
-        return replace(removed, tasks=self.tasks, drift=self._drift.latest)
+        removed, state = self._steps.removed.stats(), self._steps.state
+        numbers = self.method.metrics(state) if self.tasks else {}
+        return replace(removed, tasks=self.tasks, drift=self._drift.latest, method=numbers)
 
     def drift(self) -> Drift:
         """How far the outputs on the samples kept of each task have moved since it was stored.

@@ -26,11 +26,11 @@ class Springs:
 
     Arguments:
         posterior: their rest position and stiffness.
-        strength: λ, (S,).
+        strength: λ.
     """
 
     posterior: Posterior
-    strength: Tensor
+    strength: float
 
     def grown(self, growth: Growth, theta: Tensor) -> Self:
         """For a network with more weights, of which no task has used the new ones."""
@@ -57,8 +57,10 @@ class KronEWC(Method[Springs]):
 
       In `fit`, and in a guard without such samples, λ = strength.
 
-    In a coordinate of energy E the pull is λ E / (1 + η λ E) times the distance, with learning rate
-    η: so it never overshoots the anchor, however large λ is.
+    The penalty's gradient is taken where the step ends, not where it starts. With learning rate η a
+    step of gradient descent is then the minimum of penalty and ‖θ − (θ_t − η g)‖² / 2η: in a
+    coordinate of energy E at distance d it follows (g + λ E d) / (1 + η λ E), which is stable for
+    any λ.
 
     Arguments:
         strength: the least weight of the penalty, in nats of new loss for one of old.
@@ -104,32 +106,31 @@ class KronEWC(Method[Springs]):
     def init(self, view: View) -> Springs:
         """No penalty before the first task."""
         nothing = Posterior(Eigenbasis.empty(), 0, torch.zeros_like(view.theta))
-        return Springs(nothing, self._least(view.theta))
+        return Springs(nothing, self.strength)
 
     def update(self, g: Tensor, state: Springs, view: View) -> tuple[Tensor, Springs]:
-        """The gradient of loss plus penalty."""
+        """The gradient of the loss before the step, plus that of the penalty after it."""
         known = state.posterior
         if not known.tasks:
             return g, state
         weight, lr = state.strength * known.tasks, view.lr
 
         def stiffness(energies: Tensor) -> Tensor:
-            pulls = weight.view(-1, *(1 for _ in energies.shape[1:])) * energies
-            return pulls / (1 + lr * pulls)
+            return weight * energies / (1 + lr * weight * energies)
 
-        moved = view.theta - known.anchor
+        moved = view.theta - lr * g - known.anchor
         return g + known.basis.product(moved, view.layout, stiffness, view.storage.ranks), state
 
     def adapted(self, state: Springs, harm: Callable[[Tensor], Tensor]) -> Springs:
         """A stronger penalty where a task gets worse than tolerated, else a weaker one."""
-        worst = harm(state.posterior.anchor).max().nan_to_num(torch.inf)
-        factor = (worst / self.tolerance).clamp(1 / _DOWN, _UP).to(state.strength)
+        worst = float(harm(state.posterior.anchor).nan_to_num(torch.inf).max())
+        strength = state.strength * min(max(worst / self.tolerance, 1 / _DOWN), _UP)
         most = _MOST * self.strength
-        return replace(state, strength=(state.strength * factor).clamp(self.strength, most))
+        return replace(state, strength=min(max(strength, self.strength), most))
 
     def metrics(self, state: Springs) -> dict[str, float]:
         """The strength that the penalty now has."""
-        return {"strength": float(state.strength.mean())}
+        return {"strength": state.strength}
 
     def consolidate(self, state: Springs, view: View, task: FinishedTask) -> Springs:
         """Add the task's moments, move the anchor, and begin with the least strength."""
@@ -137,7 +138,4 @@ class KronEWC(Method[Springs]):
         theta, known = view.theta.clone(), state.posterior
         basis = known.basis.averaged(moments, known.tasks, theta)
         basis.make_alike(view.storage.ranks)
-        return Springs(Posterior(basis, known.tasks + 1, theta), self._least(theta))
-
-    def _least(self, theta: Tensor) -> Tensor:
-        return theta.new_full((len(theta),), self.strength)
+        return Springs(Posterior(basis, known.tasks + 1, theta), self.strength)

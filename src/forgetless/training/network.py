@@ -29,8 +29,8 @@ from forgetless.tangent import (
     features_of,
     input_moments,
     kronecker_moments,
-    mixed_likelihood,
     layer_inputs,
+    mixed_likelihood,
     probed,
 )
 from forgetless.tangent.evaluation import Scalar, call_with, eval_mode, true_class
