@@ -26,7 +26,7 @@ import torch
 
 from forgetless import average_accuracy, fit, forgetting
 from forgetless.data import build_scenario
-from forgetless.launch.config import resolve
+from forgetless.launch.runs import resolve
 from forgetless.linalg import project_out
 from forgetless.subspace import DenseSubspace
 from forgetless.subspace.dense import aligned, project_out_rows

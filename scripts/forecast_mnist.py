@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from forgetless import SGD, Scenario, Task, fit, forecast, scenario
-from forgetless.launch.config import resolve
+from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
 from forgetless.theory import TRUSTED, true_class
 from forgetless.training.build import ModelFactory

@@ -23,7 +23,7 @@ import torch
 from scipy.stats import theilslopes
 
 from forgetless import Progress, Training, fit, scenario
-from forgetless.launch.config import resolve
+from forgetless.launch.runs import resolve
 from forgetless.methods import METHODS
 from forgetless.trace import Trace
 from forgetless.training.build import ModelOptions, build_model

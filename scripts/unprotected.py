@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 from forgetless import fit, theory
 from forgetless.data import Scenario, build_scenario
-from forgetless.launch.config import resolve
 from forgetless.launch.rebuild import projections, rebuild
+from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
 from forgetless.tangent import tangent_features
 from forgetless.trace import Trace

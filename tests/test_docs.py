@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forgetless import Method
-from forgetless.launch.config import setting_fields
+from forgetless.launch.runs import setting_fields
 from forgetless.methods import View
 from forgetless.support.validation import flag
 from tests.test_layers import ROOMS

@@ -19,9 +19,9 @@ ROOMS = {
     "guard": "support linalg tangent subspace methods",
     "data": "support",
     "trace": "support",
-    "training": "support tangent subspace methods data trace",
-    "launch": "support methods data trace training",
-    "report": "support tangent subspace methods theory data trace training launch",
+    "training": "support linalg tangent subspace methods data trace",
+    "launch": "support linalg methods data trace training",
+    "report": "support linalg tangent subspace methods theory data trace training launch",
     "paper": "support linalg tangent methods theory data trace training launch report",
     "cli": "support methods theory data trace training launch report paper",
 }
@@ -62,3 +62,28 @@ def test_no_two_classes_share_a_name():
     trees = [ast.parse(file.read_text()) for file in ROOT.rglob("*.py")]
     names = Counter(n.name for tree in trees for n in tree.body if isinstance(n, ast.ClassDef))
     assert not {name for name, count in names.items() if count > 1}
+
+
+# Tests of several modules at once, and of what users write.
+WHOLE = {
+    "cli": "plugins",
+    "guard": "as_fit",
+    "guard/distributed": "page states worlds",
+    "guard/frameworks": "extras peft processes",
+    "methods": "all_methods consolidation laws new_method own_methods",
+    "paper": "claims diverged",
+    "theory": "bad_input theory_page",
+}
+
+
+def test_tests_mirror_the_source():
+    """`tests/room/test_module.py`, or `test_module_aspect.py` for a part of its tests."""
+    here = Path(__file__).parent
+    for file in here.rglob("test_*.py"):
+        folder = file.parent.relative_to(here).as_posix()
+        name = file.stem.removeprefix("test_")
+        if folder in (".", "faults") or name in WHOLE.get(folder, "").split():
+            continue
+        parts = name.split("_")
+        modules = ("_".join(parts[:n]) for n in range(1, len(parts) + 1))
+        assert any((ROOT / folder / f"{m}.py").exists() for m in modules), f"{folder}/{file.name}"

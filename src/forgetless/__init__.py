@@ -100,7 +100,7 @@ _MODULES = {
         "Method View"
     ),
     "subspace": "Storage",
-    "support.errors": "ConfigError DataError ForgetlessError TraceError TrainingError",
+    "support.validation": "ConfigError DataError ForgetlessError TraceError TrainingError",
     "tangent": "tangent_features",
     "theory": "Forecast forecast",
     "trace": "Trace load_trace",

@@ -6,7 +6,8 @@ import pytest
 
 from forgetless.cli import main
 from forgetless.cli import training as command
-from forgetless.launch import engines, runs
+from forgetless.launch import runs
+from forgetless.launch.engines import jobs
 from forgetless.methods import Method
 from forgetless.training.learner import Learner
 
@@ -31,7 +32,7 @@ def calls(monkeypatch, elsewhere):
     # The page makes the presets of the commands that it suggests, which are not the runs.
     monkeypatch.setattr(command, "make_report", lambda *arguments, **options: [])
     count(command, "make_report")
-    for module in (runs, engines.execution):
+    for module in (runs, jobs):
         count(module, "run_status", lambda folder, *more: folder.name)
     count(Method, "__post_init__", lambda method: method.name)
     return found

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forgetless import TraceError
+from forgetless.support import files as lock
 from forgetless.support.files import LOCK, FolderLock, is_locked
-from forgetless.trace import lock
 
 from .problems import small_run
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from forgetless import AGEM, OGD, PCAOGD, ConfigError, Training, fit
 from forgetless.cli import main
-from forgetless.launch.config import resolve
+from forgetless.launch.runs import resolve
 from forgetless.subspace import DENSE, FACTORED, STORAGES
 from forgetless.subspace.storage import Footprint
 from forgetless.support.validation import MemoryShortageError

@@ -26,7 +26,7 @@ from forgetless import (
     TrainingError,
     fit,
 )
-from forgetless.launch.config import resolve, setting_fields
+from forgetless.launch.runs import resolve, setting_fields
 from forgetless.linalg import Layout
 from forgetless.methods import METHODS, build_method, method_settings
 from forgetless.methods.state import state_tensors

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from forgetless import SGD, ConfigError, Guard, Method, Training, fit
 from forgetless.linalg import Growth, Layout
 from forgetless.methods import Samples
+from forgetless.methods.ogd import empty_subspace
 from forgetless.methods.state import (
     STRUCTURE,
     check_state,
@@ -20,7 +21,7 @@ from forgetless.methods.state import (
     state_tensors,
     take_step,
 )
-from forgetless.subspace import DENSE, FACTORED, empty_subspace
+from forgetless.subspace import DENSE, FACTORED
 from tests.conftest import blobs
 
 SEEDS = 3

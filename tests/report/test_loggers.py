@@ -12,10 +12,9 @@ from forgetless.report.loggers import (
     TensorBoardLogger,
     WandbLogger,
     package,
-    several,
 )
 from forgetless.support.validation import ConfigError
-from forgetless.training.settings import Measurements
+from forgetless.training.settings import Measurements, several
 from tests.conftest import blobs
 
 TASKS, SEEDS = 3, (4, 7)

@@ -14,6 +14,7 @@ from torch.nn.utils import parameters_to_vector
 import forgetless
 from forgetless import OGD, PCAOGD, ConfigError, Guard, KronOGD
 from forgetless.linalg import Growth, Layout
+from forgetless.methods.ogd import empty_subspace
 from forgetless.subspace import (
     DENSE,
     FACTORED,
@@ -21,7 +22,6 @@ from forgetless.subspace import (
     Directions,
     Record,
     Storage,
-    empty_subspace,
 )
 from forgetless.support.validation import DataError
 from forgetless.tangent import Batch, features_of, tangent_features

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from forgetless.support.validation import ConfigError, DataError
-from forgetless.tangent import chunks, tangent_features
+from forgetless.tangent import features, tangent_features
 from forgetless.training.build import MLP, LeNet
 
 from . import networks as net
@@ -148,12 +148,12 @@ def test_products_that_do_not_fit(name):
 
 def test_what_cannot_fit_into_memory_is_not_tried(monkeypatch):
     phi = of(model())
-    monkeypatch.setattr(chunks, "total_memory", lambda device: 8 * 5 * 5 - 1)
+    monkeypatch.setattr(features, "total_memory", lambda device: 8 * 5 * 5 - 1)
     with pytest.raises(ConfigError, match="200 bytes"):
         phi.gram()
     with pytest.raises(ConfigError, match="use phi @ v"):
         phi.dense()
-    monkeypatch.setattr(chunks, "total_memory", lambda device: 8 * 5 * 5)
+    monkeypatch.setattr(features, "total_memory", lambda device: 8 * 5 * 5)
     phi.gram()
 
 

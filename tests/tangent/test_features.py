@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from forgetless.tangent import Batch, features_of, tangent_features
-from forgetless.tangent import chunks as chunks_module
+from forgetless.tangent import features as features_module
 from forgetless.training.build import MLP, LeNet
 
 from . import networks as net
@@ -121,7 +121,7 @@ def test_where_gradients_are_off(mlp, mode):
 
 def test_a_budget_of_nothing_captures_again_and_gives_the_same(mlp, monkeypatch):
     model, x, y = mlp
-    monkeypatch.setattr(chunks_module, "_BUDGET", 0)
+    monkeypatch.setattr(features_module, "_BUDGET", 0)
     phi = tangent_features(model, x, y, chunk=2)
     assert_is(phi, by_loop(model, x, y))
     assert phi.source.kept == {}
@@ -130,15 +130,15 @@ def test_a_budget_of_nothing_captures_again_and_gives_the_same(mlp, monkeypatch)
 def test_chunks_are_captured_once_and_within_the_budget(mlp, monkeypatch):
     model, x, y = mlp
     captured = []
-    capture = chunks_module.capture
+    capture = features_module.capture
     monkeypatch.setattr(
-        chunks_module, "capture", lambda *args: captured.append(args[0].n) or capture(*args)
+        features_module, "capture", lambda *args: captured.append(args[0].n) or capture(*args)
     )
     phi = tangent_features(model, x, y, chunk=4)
     phi.gram(), phi.dense(), phi @ random(phi.shape[1])
     assert captured == [4, 4, 1]
     one = phi.source.kept_bytes // 9
-    monkeypatch.setattr(chunks_module, "_BUDGET", 5 * one)
+    monkeypatch.setattr(features_module, "_BUDGET", 5 * one)
     some = tangent_features(model, x, y, chunk=4)
     some.gram()
     assert list(some.source.kept) == [0, 2]
@@ -149,7 +149,7 @@ def test_the_default_chunk_follows_the_memory_that_a_sample_takes(monkeypatch):
     small = tangent_features(built(lambda: nn.Linear(4, 3)), x, y)
     assert small.source.parts[0].n == 40 or len(small.source) == 1
     # Rows of a layer without a rule are as wide as the layer.
-    monkeypatch.setattr(chunks_module, "_BUDGET", 8 * 5 * 15 * 8)
+    monkeypatch.setattr(features_module, "_BUDGET", 8 * 5 * 15 * 8)
     wide = tangent_features(built(lambda: net.Doubled(4, 3)), x, y)
     assert wide.source.parts[0].n == 5
     assert_is(wide, by_loop(built(lambda: net.Doubled(4, 3)), x, y))

@@ -75,7 +75,7 @@ def test_correlations_are_of_ranks_at_each_pair():
 
 def test_the_page_names_every_function():
     text = PAGE.read_text("utf-8")
-    rooms = ("drift", "forgetting", "grams", "learner", "structure", "svd")
+    rooms = ("drift", "forgetting", "learner", "overlap")
     for name in theory.__all__:
         thing = getattr(theory, name)
         if inspect.isfunction(thing) and thing.__module__.split(".")[-1] in rooms:

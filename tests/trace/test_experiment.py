@@ -11,8 +11,7 @@ from torch import nn
 
 import forgetless
 from forgetless import OGD, PCAOGD, SGD, Method, TensorScenario, Training, fit, load_trace
-from forgetless.launch.config import resolve
-from forgetless.launch.runs import run
+from forgetless.launch.runs import resolve, run
 from forgetless.support.plugins import code_of
 from forgetless.trace import Trace, differences, same_experiment
 from forgetless.trace.experiment import changed_settings, plain
@@ -156,7 +155,7 @@ def test_code_of_base_classes_counts():
 
 
 def test_a_scenario_of_ones_own_says_where_it_is_from():
-    assert trained().config["scenario_from"] == "forgetless.data.tasks:TensorScenario"
+    assert trained().config["scenario_from"] == "forgetless.data.scenarios:TensorScenario"
 
 
 @pytest.mark.parametrize(("set_to", "same"), [("", True), ("body", False)])

@@ -413,8 +413,7 @@ def test_rotated_mnist_for_real(real_data):
 
 def test_split_cifar_for_real(real_data):
     """Two tasks of the released protocol: convolutions and statistics stay, the rest learns."""
-    from forgetless.launch.config import resolve
-    from forgetless.launch.runs import run
+    from forgetless.launch.runs import resolve, run
 
     config = resolve(
         "split-cifar100", "pca-ogd", protocol="released", tasks=2, train_per_class=40, epochs=4,

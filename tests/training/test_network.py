@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forgetless.methods import Samples
-from forgetless.tangent import Batch, chunks
+from forgetless.tangent import Batch, features
 from forgetless.tangent.capture import capture
 from forgetless.tangent.evaluation import Evaluation, autograd_check
 from forgetless.training.network import Network
@@ -104,15 +104,15 @@ def test_samples_show_only_once_how_much_memory_they_take(monkeypatch):
         sizes.append(part.n)
         return capture(part, *more)
 
-    monkeypatch.setattr(chunks, "capture", counted)
+    monkeypatch.setattr(features, "capture", counted)
     net = network(training=False)
-    n = 4 * chunks._PROBE
+    n = 4 * features._PROBE
     labels = torch.zeros(2, n, dtype=torch.long)
     samples = Samples(torch.randn(2, n, 6, dtype=torch.float64), labels, labels)
     first, second = (net.features(samples, seed).gram() for seed in (0, 1))
-    assert sizes == [chunks._PROBE, n, n]
+    assert sizes == [features._PROBE, n, n]
     assert net.loss_features(samples, 0).shape[0] == n
-    assert sizes[3:] == [chunks._PROBE]
+    assert sizes[3:] == [features._PROBE]
     assert not torch.equal(first, second)
 
 

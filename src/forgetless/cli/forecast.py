@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from forgetless.cli.options import DataFolder, Script, Set, values_to_set
 from forgetless.data import SCENARIOS, Scenario, Task, grows_with_tasks
-from forgetless.launch.config import resolve
 from forgetless.launch.rebuild import Rebuilt, load_from_script, method_step, rebuild, samples_of
+from forgetless.launch.runs import resolve
 from forgetless.methods import PCAOGD, Method, build_method, method_options
 from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, require
 from forgetless.theory import TRUSTED, Forecast, forecast

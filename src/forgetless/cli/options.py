@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from forgetless.cli.progress import LOGGERS
-from forgetless.launch.config import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
+from forgetless.launch.runs import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.plugins import short_name, unknown
 from forgetless.support.validation import ConfigError, flag, require

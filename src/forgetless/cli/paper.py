@@ -13,8 +13,8 @@ from rich.table import Table
 
 from forgetless.cli.options import Address, DataFolder, EngineName, Jobs, engine_for
 from forgetless.cli.progress import Board, say
-from forgetless.launch.config import resolve
 from forgetless.launch.engines import local_copy
+from forgetless.launch.runs import resolve
 from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named, write_page
 from forgetless.support.files import is_shared
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, final
@@ -21,11 +21,10 @@ from forgetless.report.loggers import (
     MLflowLogger,
     TensorBoardLogger,
     WandbLogger,
-    several,
 )
 from forgetless.support.validation import require
 from forgetless.trace.notebook import viridis
-from forgetless.training.settings import Measurements, Observer
+from forgetless.training.settings import Measurements, Observer, several
 
 _CELL = 4  # characters
 

@@ -34,7 +34,6 @@ from forgetless.cli.options import (
 )
 from forgetless.cli.progress import Board, logger_names, say, say_report
 from forgetless.data import build_scenario
-from forgetless.launch.config import Config, refuse_unused, resolve
 from forgetless.launch.engines import (
     Engine,
     InProcess,
@@ -46,7 +45,14 @@ from forgetless.launch.engines import (
     upload,
 )
 from forgetless.launch.rebuild import FromScript
-from forgetless.launch.runs import COMPARISON, check_names, output_folder
+from forgetless.launch.runs import (
+    COMPARISON,
+    Config,
+    check_names,
+    output_folder,
+    refuse_unused,
+    resolve,
+)
 from forgetless.report import comparison_table, task_table
 from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save

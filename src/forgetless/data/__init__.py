@@ -3,14 +3,19 @@
 from forgetless.data.datasets import SOURCES, ImageSet, load_source
 from forgetless.data.scenarios import (
     SCENARIOS,
+    SETTINGS,
+    Scenario,
     ScenarioOptions,
+    Setting,
+    Split,
+    Task,
+    TensorScenario,
     build_scenario,
     grows_with_tasks,
     scenario_defaults,
     scenario_settings,
     unused_by_scenario,
 )
-from forgetless.data.tasks import SETTINGS, Scenario, Setting, Split, Task, TensorScenario
 
 __all__ = [
     "SCENARIOS",

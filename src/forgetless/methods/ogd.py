@@ -7,9 +7,16 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from forgetless.methods.base import FinishedTask, Method, View
-from forgetless.subspace import Directions, Subspace, empty_subspace
+from forgetless.subspace import DenseSubspace, Directions, FactoredSubspace, Storage, Subspace
 from forgetless.subspace.storage import Demand
 from forgetless.support.validation import option, whole
+
+
+def empty_subspace(theta: Tensor, storage: Storage) -> Subspace:
+    """No directions yet, for weights theta (S, p)."""
+    if storage.kind == "factored":
+        return FactoredSubspace.empty(theta, storage)
+    return DenseSubspace.empty(theta, storage)
 
 
 class Orthogonal(Method[Any], ABC):

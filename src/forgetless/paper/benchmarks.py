@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, final
 
 from forgetless.data import ScenarioOptions
-from forgetless.launch.config import Config, resolve
+from forgetless.launch.runs import Config, resolve
 from forgetless.methods import method_options
 from forgetless.support.validation import require
 from forgetless.trace import INCIDENTAL

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forgetless.data import Scenario
-from forgetless.launch.config import Config
+from forgetless.launch.runs import Config
 from forgetless.linalg import orthonormalize
 from forgetless.methods import GEMNT, SGD, Samples
 from forgetless.methods.state import state_bytes

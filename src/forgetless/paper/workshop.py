@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, final
 
 from forgetless.data import Scenario, ScenarioOptions, build_scenario
-from forgetless.launch.config import Config
 from forgetless.launch.engines import (
     Engine,
     InProcess,
@@ -19,7 +18,7 @@ from forgetless.launch.engines import (
     publish,
     train,
 )
-from forgetless.launch.runs import status_of
+from forgetless.launch.runs import Config, status_of
 from forgetless.paper.benchmarks import Run, Scale
 from forgetless.paper.numbers import DIVERGED, diverged
 from forgetless.paper.pictures import Pictures

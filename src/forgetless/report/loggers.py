@@ -8,12 +8,12 @@ on each task, their average, and the forgetting so far, for every seed.
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
 from forgetless.support.validation import ConfigError
-from forgetless.training.settings import Measurements, Observer, Progress
+from forgetless.training.settings import Measurements, Progress
 
 
 class Logger(ABC):
@@ -39,16 +39,6 @@ class Logger(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def several(*observers: Observer) -> Callable[[Progress], None]:
-    """One observer that calls several, in their order."""
-
-    def call(progress: Progress) -> None:
-        for observer in observers:
-            observer(progress)
-
-    return call
 
 
 def package(module: str, install: str) -> Any:

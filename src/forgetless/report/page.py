@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from forgetless.launch.config import resolve, setting_fields
 from forgetless.launch.rebuild import FromScript
+from forgetless.launch.runs import resolve, setting_fields
 from forgetless.report import palette
 from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
 from forgetless.report.comparison import SETTING_TITLES, Array, Comparison, Entry, compare

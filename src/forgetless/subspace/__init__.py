@@ -1,7 +1,5 @@
 """Remembered directions, and how they are stored."""
 
-from torch import Tensor
-
 from forgetless.subspace.base import Directions, Record, Subspace
 from forgetless.subspace.dense import DenseSubspace
 from forgetless.subspace.factored import FactoredSubspace
@@ -21,12 +19,4 @@ __all__ = [
     "Record",
     "Storage",
     "Subspace",
-    "empty_subspace",
 ]
-
-
-def empty_subspace(theta: Tensor, storage: Storage) -> Subspace:
-    """No directions yet, for weights theta (S, p)."""
-    if storage.kind == "factored":
-        return FactoredSubspace.empty(theta, storage)
-    return DenseSubspace.empty(theta, storage)

@@ -209,8 +209,9 @@ class Eigenbasis:
 
     def make_alike(self, ranks: Ranks | None) -> None:
         """Replace new tensors by the first process's: eigenvectors may differ in rounding."""
-        for tensor in self.tensors() if ranks is not None else ():
-            tensor.copy_(ranks.broadcast(tensor))
+        if ranks is not None:
+            for tensor in self.tensors():
+                tensor.copy_(ranks.broadcast(tensor))
 
     def _check(self, moments: Moments) -> None:
         """Reject moments of a network that works in another way than before.
@@ -459,8 +460,8 @@ class Frame:
 
     def coordinates(self, parts: Mapping[str, Tensor]) -> Tensor:
         """X, of the parts of a step, (S, k, l)."""
-        step = parts[self.weight].unsqueeze(2).flatten(2)
-        x = step @ self.v if self.u is None else self.u.mT @ step @ self.v
+        step = parts[self.weight].unsqueeze(2).flatten(2) @ self.v
+        x = step if self.u is None else self.u.mT @ step
         if self.bias:
             b = parts[self.bias].unsqueeze(2)
             x += (b if self.bias_u is None else self.bias_u.mT @ b) @ self.bias_v

@@ -163,14 +163,6 @@ def empty_features(phi: TangentFeatures) -> TangentFeatures:
     return TangentFeatures(Stored(phi.names, phi.sizes, phi.like, ()))
 
 
-def merged(phi: TangentFeatures) -> TangentFeatures:
-    """The features as few pieces, with all first scalars of the samples first.
-
-    A Gram matrix then takes one product instead of one for each pair of scalars.
-    """
-    return phi if len(phi.source.pieces(0)) == 1 else stored(phi)
-
-
 def concatenated(*features: TangentFeatures) -> TangentFeatures:
     """Stored features, one below the other."""
     parts = [part for phi in features for part in _parts(phi)]

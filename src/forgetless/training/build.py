@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from forgetless.data import Scenario, Task
-from forgetless.data.tasks import own_settings
+from forgetless.data.scenarios import own_settings
 from forgetless.linalg import is_under
 from forgetless.methods import METHODS, Method, method_settings
 from forgetless.subspace import STORAGES, Storage

@@ -262,3 +262,13 @@ class Measurements:
 
 
 Observer = Callable[[Progress], None]
+
+
+def several(*observers: Observer) -> Callable[[Progress], None]:
+    """One observer that calls several, in their order."""
+
+    def call(progress: Progress) -> None:
+        for observer in observers:
+            observer(progress)
+
+    return call

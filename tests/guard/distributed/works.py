@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from forgetless import AGEM, EWC, OGD, PCAOGD, ConfigError, DataError, Guard
 from forgetless.guard.distributed.checkpoint import load_guard, save_guard
-from tests.methods.test_orthogonal import Freeze
+from tests.methods.test_ogd import Freeze
 from tests.methods.test_own_methods import own
 
 from .cases import CASES, OPTIMIZERS, loader, shared, started, steps, task, trained, weights

@@ -8,8 +8,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from forgetless import load_trace
-from forgetless.launch.config import resolve
 from forgetless.launch.engines import Engine, Event, InProcess, Order, train
+from forgetless.launch.runs import resolve
 from forgetless.support.files import LOCK, _owner
 
 # Long enough for a worker to be killed half way, short enough for two cores.

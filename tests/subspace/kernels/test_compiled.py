@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from forgetless.subspace import projection
+from forgetless.subspace import dense
 
 pytest.importorskip("numba")
 from forgetless.subspace.kernels import compiled
@@ -47,12 +47,12 @@ def _two_threads():
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_projections_with_and_without_it(installed, seeds, monkeypatch):
     if not installed:
-        monkeypatch.setattr(projection, "_compiled", lambda: None)
+        monkeypatch.setattr(dense, "_compiled", lambda: None)
     torch.manual_seed(seeds)
     rows = torch.linalg.qr(torch.randn(seeds, 6000, 90)).Q.mT.contiguous()
     g = torch.randn(seeds, 6000)
     expected = torch.stack([plain(one, basis) for one, basis in zip(g, rows, strict=True)])
-    assert torch.allclose(projection.project_out_rows(g, rows), expected, atol=1e-5)
+    assert torch.allclose(dense.project_out_rows(g, rows), expected, atol=1e-5)
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -61,7 +61,7 @@ def test_rows_too_long_for_a_cache_are_read_in_pieces():
     rows = torch.randn(6, 2 * compiled._CACHED // 4 + 321)
     rows /= rows.norm(dim=1, keepdim=True)
     g = torch.randn(rows.shape[1])
-    projected = projection.project_out_rows(g[None], rows[None])[0]
+    projected = dense.project_out_rows(g[None], rows[None])[0]
     expected = plain(g, rows)
     assert (projected - expected).norm() < 1e-6 * expected.norm()
 

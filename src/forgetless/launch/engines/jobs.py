@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from forgetless.data import ScenarioOptions, build_scenario
-from forgetless.launch.config import Config
 from forgetless.launch.engines.storage import Mirror, ObjectStore, download, publish
-from forgetless.launch.runs import run
+from forgetless.launch.runs import Config, run
 from forgetless.support.files import FolderLock
 from forgetless.support.validation import (
     AUTO,

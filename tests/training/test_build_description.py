@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from forgetless import SGD, ConfigError, Training, fit
-from forgetless.launch.config import refuse_unused, resolve
 from forgetless.launch.rebuild import rebuild
+from forgetless.launch.runs import refuse_unused, resolve
 from forgetless.report.analysis import analyse
 from forgetless.trace import differences, same_experiment
 from forgetless.training.build import layers_fingerprint

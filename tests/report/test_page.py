@@ -19,7 +19,7 @@ from forgetless.report.comparison import find_traces
 from forgetless.report.page import build_page, make_report, write_page
 from forgetless.trace import Trace
 from tests.conftest import blobs, forgetless
-from tests.report.page.conftest import hostile_trace, train
+from tests.report.conftest import hostile_trace, train
 
 DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
@@ -219,7 +219,7 @@ def test_compare_writes_the_page_with_the_reasons(tmp_path, capsys):
 
 
 def test_the_charting_library_is_the_reviewed_one():
-    script = Path(__file__).parents[3] / "scripts" / "fetch_charts.py"
+    script = Path(__file__).parents[2] / "scripts" / "fetch_charts.py"
     done = subprocess.run(
         [sys.executable, script, "--check"], capture_output=True, text=True, check=False
     )

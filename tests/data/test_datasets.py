@@ -12,7 +12,7 @@ import platformdirs
 import pytest
 import torch
 
-from forgetless.data import catalogue, sources
+from forgetless.data import datasets
 from forgetless.data.datasets import (
     SOURCES,
     fetch,
@@ -90,7 +90,7 @@ def shelf(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     """Small datasets under the names of the large ones, with the folders of the large ones."""
     mnist, fashion = specs(MNIST), tuple(replace(idx, sha256=None) for idx in specs(FASHION))
     shelf = Shelf(dict(MNIST), tuple(idx.published for idx in mnist))
-    layouts = catalogue._idx_layouts
+    layouts = datasets._idx_layouts
     small_mnist = replace(
         SOURCES["mnist"],
         layouts=layouts(mnist, ("mnist", "MNIST/raw"), fashion),
@@ -116,7 +116,7 @@ def put(folder: Path, content: dict[str, bytes], packed: bool = True) -> Path:
     return folder
 
 
-def is_mnist(images: sources.ImageSet) -> bool:
+def is_mnist(images: datasets.ImageSet) -> bool:
     pixels = MNIST["train-images-idx3-ubyte"][16:]
     assert images.train_images.shape == (6, 1, 28, 28)
     assert images.test_images.shape == (4, 1, 28, 28)

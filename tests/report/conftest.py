@@ -1,4 +1,4 @@
-"""Real traces, their pages, and a browser to open them in."""
+"""Short runs on digits, real traces, their pages, and a browser to open them in."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from forgetless import SGD, Training, fit
-from forgetless.launch.config import resolve
-from forgetless.launch.runs import run
+from forgetless.launch.runs import resolve, run
 from forgetless.report.analysis import cached_analysis
 from forgetless.report.comparison import compare, find_traces
 from forgetless.report.page import write_page
 from forgetless.trace import Trace, load_trace
 from tests.conftest import blobs
 
-TABLE1 = Path(__file__).parents[3] / "results" / "table1"
+TABLE1 = Path(__file__).parents[2] / "results" / "table1"
 TINY = {"tasks": 3, "epochs": 2, "train_per_class": 12, "memory": 8, "samples": 40, "hidden": 20}
+SHORT = {"tasks": 3, "epochs": 3, "train_per_class": 15, "memory": 10, "hidden": 20}
 
 
 def train(folder: Path, scenario: str, method: str, **settings) -> Trace:
@@ -26,7 +26,7 @@ def train(folder: Path, scenario: str, method: str, **settings) -> Trace:
 def browser(tmp_path_factory):
     """One browser for all tests of a process, or a skip that says what is missing."""
     pytest.importorskip("selenium", reason="needs selenium, which the dev extra installs")
-    from tests.report.page import chromium
+    from tests.report import chromium
 
     if (lacking := chromium.missing()) is not None:
         pytest.skip(lacking)
@@ -124,3 +124,18 @@ CASES = {
     "hostile": lambda get: ([hostile_trace()], []),
     "several": lambda get: (find_traces([TABLE1])[0], []),
 }
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory):
+    """A function from a scenario and a method to the trace of a short run, each made once."""
+    made = {}
+
+    def trace(scenario: str, method: str, **more):
+        key = scenario, method, tuple(sorted(more.items()))
+        if key not in made:
+            config = resolve(scenario, method, device="cpu", **SHORT | {"samples": 60} | more)
+            made[key] = run(config, out=tmp_path_factory.mktemp("runs") / method)
+        return made[key]
+
+    return trace

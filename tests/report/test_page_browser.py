@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forgetless.report.analysis import known_analysis
-from tests.report.page import seen
+from tests.report import seen
 
 REAL = ("mnist", "digits", "single", "stopped", "long", "cifar")
 PANELS = (

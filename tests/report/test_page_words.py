@@ -5,7 +5,7 @@ import shlex
 import numpy as np
 import pytest
 
-from forgetless.launch.config import resolve
+from forgetless.launch.runs import resolve
 from forgetless.report.comparison import compare
 from forgetless.report.page import command_line, headline, worst_task
 from forgetless.trace import Trace

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from forgetless.launch.config import resolve
-from forgetless.launch.runs import run
+from forgetless.launch.runs import resolve, run
 from forgetless.report import plots
 from forgetless.report.analysis import analyse
 from forgetless.report.comparison import compare

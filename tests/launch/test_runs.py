@@ -3,7 +3,7 @@
 import pytest
 
 from forgetless import ConfigError
-from forgetless.launch.config import (
+from forgetless.launch.runs import (
     PRESETS,
     RELEASED,
     describe_default,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless.linalg import project_out
-from forgetless.subspace import projection
+from forgetless.subspace import dense
 from forgetless.subspace.dense import aligned, laid_out, project_out_rows
 
 from ..tangent.reference import random
@@ -46,21 +46,21 @@ def test_sweeps_over_many_blocks(dtype, monkeypatch):
     g = random(2, 40).float()
     expected = torch.stack([without(a, b) for a, b in zip(g.double(), rows.double(), strict=True)])
     for size in (1, 400, 1 << 22):
-        monkeypatch.setattr(projection, "_CACHED", size)
+        monkeypatch.setattr(dense, "_CACHED", size)
         tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
-        found = projection.project_out_rows(g, rows)
+        found = dense.project_out_rows(g, rows)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
-        weights = projection.coefficients(g, rows)
+        weights = dense.coefficients(g, rows)
         torch.testing.assert_close(weights, (rows.float() @ g.unsqueeze(2))[..., 0])
-        combined = projection.combination(weights, rows)
+        combined = dense.combination(weights, rows)
         torch.testing.assert_close(combined, (weights.unsqueeze(1) @ rows.float())[:, 0])
 
 
 def test_what_is_not_a_number_stays_so():
     rows, g = torch.randn(100, 6000), torch.randn(1, 6000)
     g[0, 17] = torch.nan
-    assert projection.project_out_rows(g, rows.unsqueeze(0)).isnan().all()
+    assert dense.project_out_rows(g, rows.unsqueeze(0)).isnan().all()
 
 
 def test_strides_gradients_and_other_types_take_the_plain_path():
@@ -68,15 +68,15 @@ def test_strides_gradients_and_other_types_take_the_plain_path():
     rows = torch.linalg.qr(torch.randn(6000, 100)).Q.T  # columns in memory, not rows
     g = torch.randn(6000)
     expected = plain(g, rows)
-    assert torch.allclose(projection.project_out_rows(g[None], rows[None])[0], expected, atol=1e-5)
+    assert torch.allclose(dense.project_out_rows(g[None], rows[None])[0], expected, atol=1e-5)
     rows = rows.contiguous()
     every_other = torch.stack([g, g], 1)[:, 0]
-    projected = projection.project_out_rows(every_other[None], rows[None])[0]
+    projected = dense.project_out_rows(every_other[None], rows[None])[0]
     assert torch.allclose(projected, expected, atol=1e-5)
-    half = projection.project_out_rows(g[None], rows.bfloat16()[None])[0]
+    half = dense.project_out_rows(g[None], rows.bfloat16()[None])[0]
     assert torch.allclose(half, plain(g, rows.bfloat16()), atol=1e-4)
     weights = g.clone().requires_grad_()
-    projection.project_out_rows(weights[None], rows[None]).square().sum().backward()
+    dense.project_out_rows(weights[None], rows[None]).square().sum().backward()
     assert torch.allclose(weights.grad, 2 * expected, atol=1e-4)
 
 
