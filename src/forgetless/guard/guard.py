@@ -183,7 +183,9 @@ class Guard:
         whole(0).check("seed", seed)
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         if self._budget is not None and not method.keeps_directions:
-            raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
+            raise ConfigError(
+                f"budget= is for methods that keep directions, such as KronOGD, not {method.name}"
+            )
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
         accepted = "0, or a whole number of at least 2"
@@ -638,7 +640,8 @@ class Guard:
         if self.method.needs_model:
             task.check()
         of_loss = not self.method.keeps_directions
-        if self.method.protects and (self.method.separable or not of_loss):
+        is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
+        if self.method.protects and (self.method.separable or is_penalty or not of_loss):
             self._warn_of_blind(task.blind(of_loss=of_loss))
         storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable

@@ -79,7 +79,7 @@ class KronEWC(Method[Springs]):
     adapts: ClassVar[bool] = True
     state_types: ClassVar[tuple[type, ...]] = (Posterior, Eigenbasis, Axis)
     strength: float = option(
-        10.0, "The least weight of the penalty.", accepted=real(0), setting="kron_strength"
+        3.0, "The least weight of the penalty.", accepted=real(0), setting="kron_strength"
     )
     tolerance: float = option(
         0.2,
