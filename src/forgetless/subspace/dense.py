@@ -521,8 +521,11 @@ class DenseSubspace(Subspace):
         for of_seed, old, (count, write, mix) in zip(rows, self.rows, several, strict=True):
             place = of_seed[before : before + count]
             vectors = write(place if is_place else like.new_empty(place.shape))
-            lengths = lengths_of_long(vectors, ranks)
-            energies = lengths if mix is None else mix.to(lengths).norm(dim=0) * lengths
+            if mix is None:
+                lengths = energies = lengths_of_long(vectors, ranks)
+            else:  # the rows are of length one, up to what the Gram matrix loses
+                energies = mix.to(self.moments).norm(dim=0)
+                lengths = torch.ones_like(energies)
             squares.append(float(energies.square().sum()))
             refuse_infinite(squares[-1])
             new, found = _new_rows(vectors, old, lengths, ranks)

@@ -190,6 +190,9 @@ _TALL = 1 << 10
 # stripes save most of a CPU's work, tall ones keep a GPU busy.
 _STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
 _STRIPES = 4
+# Pairs of positions of two samples from which products of factors need no more than the factors'
+# precision.
+_MANY = 64
 
 
 def scratch(like: Tensor) -> int:
@@ -518,6 +521,9 @@ def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
 
 
 def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
+    # Products of float32 factors as precise as these, many of which are summed more precisely.
+    full = torch.get_float32_matmul_precision() == "highest" and not out.is_cuda
+    like = a.like if full and a.positions * b.positions >= _MANY else out
     side = isqrt(scratch(out) // a.shape[0])
     # Of a few samples with many positions each, most below the diagonal is saved by few stripes.
     most = -(-a.n // _STRIPES) if a is b and not out.is_cuda else a.n
@@ -526,11 +532,11 @@ def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
             t, s = left.positions, other_left.positions
             height = min(side // t, most) if t > 1 else side // t
             for mine, theirs in _tiles(out, (height, side // s), a is b):
-                lefts = factor_products(left, other_left, mine, theirs, out)  # (g, m·T, m'·T')
-                rights = factor_products(right, other_right, mine, theirs, out)
+                lefts = factor_products(left, other_left, mine, theirs, like)  # (g, m·T, m'·T')
+                rights = factor_products(right, other_right, mine, theirs, like)
                 if len(lefts) * t * s == 1:
                     out[mine, theirs].addcmul_(lefts[0], rights[0])
                     continue
-                products = (lefts * rights).sum(0)
+                products = (lefts.to(out) * rights.to(out)).sum(0)
                 products = products.view(-1, t, products.shape[1]).sum(1)
                 out[mine, theirs] += products.view(len(products), -1, s).sum(2)
