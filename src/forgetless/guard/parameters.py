@@ -218,6 +218,10 @@ class Parameters:
         }
         return tuple(i for i, t in enumerate(self.tensors) if id(t) in moves)
 
+    def are_in(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer has any of them."""
+        return not _trained([optimizer]).isdisjoint(map(id, self.tensors))
+
     def learning_rate(self, optimizers: Sequence[Optimizer]) -> float:
         """Of the first group that trains protected parameters."""
         mine = set(map(id, self.tensors))
@@ -388,6 +392,12 @@ def untrained_versions(
         for name, p in module.named_parameters()
         if p.requires_grad and id(p) not in trained and name not in excluded
     }
+
+
+def present(module: nn.Module, exclude: Sequence[str]) -> tuple[str, ...]:
+    """The excluded names that a changed model still has."""
+    own = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    return tuple(e for e in exclude if any(n == e or n.startswith(f"{e}.") for n in own))
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> set[int]:

@@ -1,26 +1,25 @@
 """Changing the steps of optimizers: hooks before and after each of them."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from forgetless.guard.batches.samples import StoredSamples
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.report import Removed
 from forgetless.guard.view import GuardView
-from forgetless.guard.watch import Watch
+from forgetless.guard.watch import Uncompiled, Watch
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
-from forgetless.support.validation import ConfigError, TrainingError, warn_caller
+from forgetless.support.validation import ConfigError, TrainingError, require, warn_caller
 
 Projected = Literal["update", "gradient"]
 
@@ -31,19 +30,14 @@ _PATTERNS = 8  # choices of movable parameters whose restricted subspaces are ca
 
 @final
 class Hook:
-    """An optimizer's hook, excluded from compilation where the training step is compiled."""
+    """An optimizer's hook, and what it changes the steps by."""
 
     def __init__(self, steps: "Steps", function: Callable[..., Any]) -> None:
         self.steps = steps
-        self._function = function
-        self._uncompiled: Callable[..., Any] | None = None
+        self._function = Uncompiled(function)
 
     def __call__(self, *args: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # it takes seconds to import
-            return self._function(*args)
-        if self._uncompiled is None:
-            self._uncompiled = torch.compiler.disable(self._function)
-        return self._uncompiled(*args)
+        return self._function(*args)
 
 
 @final
@@ -58,6 +52,7 @@ class Steps:
         prepare: called before a step that the method changes, to make its first state or to move
             the state when the model was moved.
         check: called after each of these steps, such as for the drift of the outputs.
+        look: called now and then after steps that nothing changes, of other optimizers.
         ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
@@ -69,6 +64,7 @@ class Steps:
         generator: torch.Generator,
         prepare: Callable[[], None],
         check: Callable[[], None],
+        look: Callable[[], None],
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
@@ -82,7 +78,7 @@ class Steps:
         self._handles: list[RemovableHandle] = []
         self.optimizers: tuple[Optimizer, ...] = ()
         self._stepping: tuple[Optimizer, ...] = ()  # the one that takes the present step
-        self.watch = Watch(self._parameters)
+        self.watch = Watch(self._parameters, self._is_guarded, look)
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
         self._has_before = False  # whether the parameters were read before the present step
@@ -259,6 +255,10 @@ class Steps:
             batch=self.batch,
         )
 
+    def _is_guarded(self, optimizer: Optimizer) -> bool:
+        """Whether a guard changes the optimizer's steps, or it steps inside of one that does."""
+        return bool(self._stepping) or any(True for _ in _guards_of(optimizer))
+
     def _is_recordable(self) -> bool:
         """Whether changing a step is the same GPU kernels every time, and nothing else."""
         method = self.method
@@ -391,3 +391,40 @@ def _guards_of(optimizer: Optimizer) -> Iterator[Steps]:
     """What changes the optimizer's steps."""
     hooks = optimizer._optimizer_step_post_hooks.values()
     return (hook.steps for hook in hooks if isinstance(hook, Hook))
+
+
+def torch_optimizers(optimizer: Any) -> list[Optimizer]:
+    """The torch optimizers of one or a list."""
+    if not isinstance(optimizer, list | tuple):
+        return [_torch_optimizer(optimizer)]
+    if not optimizer:
+        raise ConfigError("optimizer must be one or a list of at least one, not an empty list")
+    found = [*map(_torch_optimizer, optimizer)]
+    if len({*map(id, found)}) < len(found):
+        raise ConfigError("optimizer must be a list of different optimizers, and has one twice")
+    return found
+
+
+def _torch_optimizer(optimizer: Any) -> Optimizer:
+    """The torch optimizer, also inside a wrapper such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer, not {kind}")
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "LBFGS cannot be guarded: it takes many steps in one call and learns its curvature "
+            "from gradients of steps that would not have been taken"
+        )
+    return optimizer
+
+
+def projected(method: Method[Any], project: Projected | None) -> Projected:
+    """What of a step to change: the user's choice, or the method's."""
+    accepted = "'update' or 'gradient'"
+    require(project in (None, "update", "gradient"), "project", project, accepted)
+    if project == "update" and method.acts_on == "gradient":
+        raise ConfigError(f"{method.name} changes the gradient and cannot project the update")
+    return project or method.acts_on

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from forgetless.guard.batches.outputs import Named, Output
 from forgetless.guard.batches.samples import Unpack
 from forgetless.guard.distributed.sharding import gathered
-from forgetless.guard.guard import Guard, unwrapped
+from forgetless.guard.guard import Guard
+from forgetless.guard.model import unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
