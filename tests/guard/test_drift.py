@@ -388,7 +388,7 @@ def test_reports_and_numbers_for_loggers():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     guard = Guard(model, optimizer, OGD(5))
-    assert guard.metrics() == {"removed": 0.0}
+    assert guard.metrics() == {}
     guard.end_task(task(0))
     train(model, optimizer, task(1), steps=3)
     assert guard.stats().drift is None
@@ -397,6 +397,7 @@ def test_reports_and_numbers_for_loggers():
     assert guard.stats().drift == drift
     assert guard.metrics() == {
         "removed": guard.stats().removed,
+        "blocked": guard.stats().blocked,
         "drift/task 1": row.drift,
         "changed/task 1": row.changed,
         "loss/task 1": row.loss,
@@ -478,6 +479,44 @@ def test_nothing_is_said_where_accuracy_is_kept(method):
         warnings.simplefilter("error")
         lost = forgotten_points(method)
     assert lost < 5
+
+
+def learned_under(method, **options):
+    """A perceptron on digits, and then on digits that lie on their side."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    guard = Guard(model, optimizer, method, **options)
+    for turns in (0, 1):
+        x, y = digits(turns)[0]
+        x, order = x.flatten(1), torch.Generator().manual_seed(turns)
+        for index in torch.cat([torch.randperm(1200, generator=order) for _ in range(5)]).split(32):
+            optimizer.zero_grad()
+            cross_entropy(model(x[index]), y[index]).backward()
+            optimizer.step()
+        guard.end_task((x, y))
+    return float((model(x).argmax(1) == y).double().mean()), guard
+
+
+def test_a_task_that_is_hardly_learned_is_told_of():
+    words = (
+        r"task 2 is hardly learned: its loss has come \d+% of the way .* where earlier tasks had "
+        r"come 9\d%, and \d\d% of what the steps would learn was removed; set energy below 0.99999"
+    )
+    with pytest.warns(UserWarning, match=words) as caught:
+        accuracy, guard = learned_under(KronOGD(energy=0.99999, samples=600))
+    assert accuracy < 0.7
+    assert guard.stats().blocked < 0.95  # at which there is another warning
+    assert len(caught) == 1
+    assert [w.filename for w in caught] == [__file__]
+
+
+@pytest.mark.parametrize("method", [KronOGD(samples=600), EWC(100)], ids=["kron-ogd", "ewc"])
+def test_a_task_that_is_learned_is_not(method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "task 1 is being forgotten")
+        accuracy, _ = learned_under(method)
+    assert accuracy > 0.75
 
 
 def test_training_that_diverged_is_named():

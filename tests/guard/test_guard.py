@@ -3,6 +3,8 @@
 import copy
 import doctest
 import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.guard as module_under_test
-from forgetless import AGEM, EWC, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless import AGEM, EWC, GPM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
 from forgetless.methods import Method
 from tests.methods.test_all_methods import TABLE
 
@@ -672,6 +674,65 @@ def test_a_fresh_adapter_is_only_half_protected(method):
     train(model, optimizer, task(1), steps=3)
     if method.name in ("ogd", "pca-ogd"):  # for KronOGD the gradient is too small for now
         assert guard.stats().layers["0.lora_A"] > 0
+
+
+class Adapter(nn.Module):
+    """The same as peft makes it, of linear layers."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.lora_A = nn.Linear(inputs, 4, bias=False)
+        self.lora_B = nn.Linear(4, outputs, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("method", [KronOGD(), GPM()], ids=["kron-ogd", "gpm"])
+def test_a_fresh_adapter_of_linear_layers_is_protected_by_its_inputs(method):
+    """Three directions of the inputs: what the adapter adds for them stays zero."""
+    make = lambda: nn.Sequential(Adapter(12, 40), nn.Tanh(), Adapter(40, 4))  # noqa: E731
+    model = seeded(make)
+    optimizer = optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    x, y = task(0)
+    x[:, 3:] = 0
+    guard = Guard(model, optimizer, method)
+    guard.end_task((x, y))  # without a warning
+    before = model[0].lora_A(x).detach()
+    train(model, optimizer, task(1), steps=30)
+    assert model[0].lora_B.weight.norm() > 0.1
+    assert guard.stats().layers["0.lora_A.weight"] > 0.1
+    moved = (model[0].lora_A(x) - before).norm() / before.norm()
+    assert moved < 0.02
+
+
+def test_a_script_that_stores_no_task_is_told_of_as_it_ends(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "from forgetless import Guard, OGD\n"
+        "model = torch.nn.Linear(3, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "def main():\n"
+        "    guard = Guard(model, optimizer, OGD(5))\n"
+        "    x, y = torch.randn(8, 3), torch.arange(8) % 2\n"
+        "    for _ in range(4):\n"
+        "        torch.nn.functional.cross_entropy(model(x), y).backward()\n"
+        "        optimizer.step()\n"
+        "    if 'fail' in sys.argv:\n"
+        "        raise RuntimeError('out of luck')\n"
+        "main()\n"
+    )
+
+    def told(*options):
+        command = [sys.executable, str(script), *options]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return "a guard of 4 steps has protected nothing, because no task" in run.stderr
+
+    assert told()
+    assert not told("fail")  # the error is to be seen
 
 
 @pytest.mark.parametrize("method", [AGEM(20), Joint()], ids=["a-gem", "joint"])

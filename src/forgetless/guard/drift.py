@@ -26,6 +26,10 @@ _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also 
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
 _CHANGED = 0.25  # share of predictions
+# A task is hardly learned if its loss has come less near to zero, from that of a constant answer,
+# than this share of what earlier ones had; if so much of its progress was removed, that is why.
+_LEARNED = 2 / 3
+_BLOCKED = 0.8
 _FAR = 100  # a larger drift is not told in percent
 _LITTLE = 0.01  # share of the steps removed that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
@@ -134,7 +138,7 @@ class DriftCheck:
         self.model = model
         self._method = method
         self._seed = seed
-        self._warned = self._failed = False
+        self._warned = self._failed = self._hindered = False
         self.start({}, 0)
 
     def start(self, kept: Mapping[int, StoredSamples], steps: int) -> None:
@@ -211,6 +215,36 @@ class DriftCheck:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))
+
+    def report_learning(self, task: int, blocked: float | None) -> None:
+        """Warn, once, if a task was stored that the method has kept from being learned.
+
+        Arguments:
+            task: its number, from 1.
+            blocked: share of its progress that was removed, if that is known.
+        """
+        shares = {number: self._learned(samples) for number, samples in self.kept.items()}
+        new = shares.pop(task, None)
+        earlier = [share for share in shares.values() if share is not None]
+        if new is None or not earlier or blocked is None or blocked < _BLOCKED:
+            return
+        usual = sum(earlier) / len(earlier)
+        if self._hindered or not self._method.protects or new >= _LEARNED * usual:
+            return
+        self._hindered = True
+        warn_caller(
+            f"task {task} is hardly learned: its loss has come {max(0.0, new):.0%} of the way from "
+            f"that of a constant answer to zero, where earlier tasks had come {usual:.0%}, and "
+            f"{blocked:.0%} of what the steps would learn was removed; "
+            f"{self._method.advice(more=False) or 'store less'}, or train longer, or protect fewer "
+            "parameters (params)"
+        )
+
+    def _learned(self, samples: StoredSamples) -> float | None:
+        """How far the loss had come from that of a constant answer to zero when it was stored."""
+        constant = self.model.loss.of_constant([part.target for part in samples.parts])
+        losses = [part.extra["loss"] for part in samples.parts if "loss" in part.extra]
+        return 1 - float(torch.cat(losses).mean()) / constant if constant and losses else None
 
     def _warning(self, worst: TaskDrift, removed: float | None) -> str:
         """What happened to a task, and what may help."""

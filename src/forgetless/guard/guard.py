@@ -185,6 +185,7 @@ class Guard:
         self._drift = DriftCheck(self._model, method, drift_samples, seed)
         self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
+        self._finished: Stats | None = None  # of the task that was stored last
         self._attach(optimizers)
 
     @property
@@ -258,19 +259,30 @@ class Guard:
         if now is not None:
             self._set(now)
 
+    def has_grown(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> bool:
+        """Whether a model has more rows or more trained parameters than the guard: then `adopt` it.
+
+        Arguments:
+            model: the model.
+            optimizer: one that trains it, or a list.
+        """
+        module, optimizers = unwrapped(model), torch_optimizers(optimizer)
+        new = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        old = self._parameters.shapes
+        more = any(new.get(name, shape) != shape for name, shape in old.items())
+        return more or bool(self._coverage.unprotected(module, optimizers, self.names))
+
     def remove(self) -> None:
         """Detach from the optimizer; the stored tasks stay."""
         self._detach(complains=True)
 
     def _detach(self, *, complains: bool) -> None:
-        steps = self._steps
-        idle = self.method.protects and self.method.idle_before_first_task
-        if complains and steps.is_attached and steps.steps and idle and not self.tasks:
+        if complains and self._steps.is_in_vain:
             warn_caller(
-                f"the guard is removed after {steps.steps} steps and no task is stored, so it has "
-                "protected nothing: call guard.end_task(loader) when a task is learned"
+                f"the guard is removed after {self._steps.steps} steps and no task is stored, so "
+                "it has protected nothing: call guard.end_task(loader) when a task is learned"
             )
-        steps.remove()
+        self._steps.remove()
         if self._frozen is not None:
             self._frozen.restore()
 
@@ -316,13 +328,15 @@ class Guard:
         """
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
-        removed = self._steps.removed.share()
+        finished = self._steps.removed.stats()
         self._prepare()
         self._warn_of_unprotected()
         with self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, removed)
+        self._drift.report(drift, finished.removed if finished.steps else None)
+        self._drift.report_learning(self.tasks, finished.blocked)
+        self._finished = replace(finished, drift=drift)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -376,11 +390,14 @@ class Guard:
     def stats(self) -> Stats:
         """How much of the steps was removed since the latest task was stored, and the drift.
 
-        The drift is as last measured; `drift()` measures it now.
+        Until the first step after `end_task`, that of the finished task. The drift is as last
+        measured; `drift()` measures it now.
         """
         self._steps.watch.between_steps()
-        removed = self._steps.removed.stats()
-        return replace(removed, tasks=self.tasks, drift=self._drift.latest)
+        now, finished = self._steps.removed.stats(), self._finished
+        if finished is not None and finished.steps and not now.steps:
+            return replace(finished, tasks=self.tasks)
+        return replace(now, tasks=self.tasks, drift=self._drift.latest)
 
     def drift(self) -> Drift:
         """How far the outputs on the samples kept of each task have moved since it was stored.
@@ -452,7 +469,7 @@ class Guard:
         return from_dict(state_dict, self.method, self._parameters, self._column_ranks)
 
     def _set(self, snapshot: Snapshot) -> None:
-        self._now = snapshot
+        self._now, self._finished = snapshot, None
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
         self._drift.start(snapshot.kept, snapshot.steps)
         self._freeze()
@@ -548,7 +565,8 @@ class Guard:
             task.check()
         of_loss = not self.method.keeps_directions
         if self.method.protects and (self.method.separable or not of_loss):
-            self._coverage.warn_of_blind(task.blind(of_loss=of_loss))
+            blind = task.blind(of_loss=of_loss)
+            self._coverage.warn_of_blind([name for name in blind if name not in view.by_inputs])
         storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable
         if self.ranks is not None and self._column_ranks is None and not alike:

@@ -276,6 +276,10 @@ class Parameters:
                     return name
         return None
 
+    def has_sparse_gradients(self) -> bool:
+        """Whether any gradient is sparse."""
+        return any(t.grad is not None and local(t.grad).is_sparse for t in self.tensors)
+
     def gradients(self) -> Tensor:
         """The gradients, (1, p), zero where there is none."""
         out = self.empty().zero_()

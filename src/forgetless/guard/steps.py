@@ -1,5 +1,9 @@
 """Changing the steps of optimizers: hooks before and after each of them."""
 
+import atexit
+import sys
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, final
@@ -19,12 +23,19 @@ from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
-from forgetless.support.validation import ConfigError, TrainingError, require, warn_caller
+from forgetless.support.validation import (
+    ConfigError,
+    ForgetlessWarning,
+    TrainingError,
+    require,
+    warn_caller,
+)
 
 Projected = Literal["update", "gradient"]
 
-_FULL = 0.95  # share of the steps removed at which there is no room left to learn
+_FULL = 0.95  # share of the new task's progress removed at which there is no room left to learn
 _CHECK_EVERY = 50  # steps between checks of that share, which make a GPU wait
+_WEIGH_EVERY = 10  # steps between those whose progress is looked at
 _PATTERNS = 8  # choices of movable parameters whose restricted subspaces are cached
 
 
@@ -121,6 +132,7 @@ class Steps:
             ]
         if not was_attached:
             self.watch_from_now()
+        _attached.add(self)
 
     def remove(self) -> None:
         """Detach from the optimizers, and watch no more."""
@@ -138,6 +150,12 @@ class Steps:
     def is_attached(self) -> bool:
         """Whether any optimizer's steps are changed."""
         return bool(self._handles)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether there were steps to guard and no task that they could have preserved."""
+        idle = self.method.protects and self.method.idle_before_first_task
+        return self.is_attached and bool(self.steps) and idle and not self.task
 
     @property
     def groups(self) -> int:
@@ -228,6 +246,7 @@ class Steps:
                 self._correct_all(self._parameters.pointers(), self.place[0])
             else:
                 self._correct(movable)
+            self._weigh(optimizer)
             self._count_projection()
         self.steps += 1
         self.batch, self._stepping = None, ()
@@ -288,6 +307,16 @@ class Steps:
         self._parameters.add(removed)
         self.removed.add(step.parts, removed.parts)
 
+    def _weigh(self, optimizer: Optimizer) -> None:
+        """Note now and then how much of the step's progress was removed."""
+        if self.steps % _WEIGH_EVERY or self._parameters.has_sparse_gradients():
+            return
+        gradient = self._parameters.gradients()
+        for columns in self._parameters.maximized(optimizer):
+            gradient[:, columns].neg_()
+        step, removed = (self._parameters.flat(name, self.place) for name in ("step", "removed"))
+        self.removed.weigh(gradient, step.vector, removed.vector)
+
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)
         if not movable or self._is_skipped(optimizer):
@@ -301,6 +330,8 @@ class Steps:
         for columns in upwards:
             gradient[:, columns].neg_()
         changed = self._changed(gradient, self._parameters.read(), movable)
+        if self.steps % _WEIGH_EVERY == 0:
+            self.removed.weigh(gradient, gradient, gradient - changed)
         if self.method.acts_on == "update":
             parts = self._parameters.parts
             self.removed.add(parts(gradient), parts(gradient - changed))
@@ -369,17 +400,36 @@ class Steps:
             self.warn_if_full()
 
     def warn_if_full(self) -> None:
-        """Warn, once, if nearly all of the steps was removed."""
+        """Warn, once, if nearly all that the steps would learn of the new task was removed.
+
+        A step's length says nothing of it where a few weights take by far the longest steps.
+        """
         if self._warned or not self.removed.steps:
             return
-        share = self.removed.stats().removed
+        share = self.removed.stats().blocked or 0.0
         if share > _FULL:
             self._warned = True
+            less = self.method.advice(more=False) or "store less"
             warn_caller(
-                f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                f"removed; {self.method.advice(more=False) or 'store less'} or protect "
-                "fewer parameters (params)"
+                f"the protected directions leave no room to learn: {share:.1%} of what the steps "
+                f"would learn is removed; {less} or protect fewer parameters (params)"
             )
+
+
+_attached: weakref.WeakSet[Steps] = weakref.WeakSet()
+
+
+@atexit.register
+def _warn_if_in_vain() -> None:
+    """Warn of a script that ends without an error, and never stored a task."""
+    steps = max((steps.steps for steps in _attached if steps.is_in_vain), default=0)
+    if steps and getattr(sys, "last_value", None) is None:
+        warnings.warn(
+            f"a guard of {steps} steps has protected nothing, because no task was stored: call "
+            "guard.end_task(loader) when a task is learned",
+            ForgetlessWarning,
+            stacklevel=1,
+        )
 
 
 def _is_finite(vector: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 import forgetless
 from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, ConfigError, DataError, Guard, Joint
-from forgetless.guard.batches.outputs import chosen_output
+from forgetless.guard.batches.outputs import Loss, chosen_output
 
 from ...tangent import networks as net
 from ...tangent.reference import built, integers, random
@@ -579,3 +579,34 @@ def test_a_label_too_large_is_named_wherever_it_is(method, place):
     guard = forgetless.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), method)
     with pytest.raises(ConfigError, match=r"labels must be in \[0, 3\)"):
         guard.end_task((torch.randn(9, 5), labels))
+
+
+def test_the_loss_of_a_constant_answer():
+    """The least that the same outputs for all samples can have, found by descent."""
+    labels = torch.tensor([0, 0, 1, 2, 0])
+    tokens = torch.tensor([[3, 0, 1, -100], [3, 1, 1, 2]])
+    numbers = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    cases = [(None, labels, (5, 3)), ("likelihood", tokens, (2, 4, 4)), (None, numbers, (6, 2))]
+    for output, target, shape in cases:
+        constant = torch.zeros(shape[-1], requires_grad=True)
+        optimizer = torch.optim.LBFGS([constant], max_iter=100)
+        loss = Loss(None, output)
+
+        def closure(constant=constant, optimizer=optimizer, target=target, shape=shape, loss=loss):
+            optimizer.zero_grad()
+            outputs = constant.expand(shape)
+            if target.dim() == 2 and not target.is_floating_point():  # all labels alike
+                counted = target[:, 1:] != -100
+                outputs, some = outputs[:, 1:][counted], target[:, 1:][counted]
+                value = torch.nn.functional.cross_entropy(outputs, some)
+            else:
+                value = loss.mean(outputs, target)
+            value.backward()
+            return value
+
+        for _ in range(3):
+            optimizer.step(closure)
+        halves = [target[:2], target[2:]]
+        assert loss.of_constant(halves) == pytest.approx(closure().item(), rel=1e-4)
+    assert Loss(lambda z, y: z.sum(), None).of_constant([labels]) is None
+    assert Loss(None, None).of_constant([None]) is None

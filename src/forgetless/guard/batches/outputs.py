@@ -417,6 +417,29 @@ class Loss:
                 _check_target(kind, outputs, targets)
         self.mean(outputs, target)
 
+    def of_constant(self, targets: Sequence[Tensor | None]) -> float | None:
+        """The least mean loss of outputs that are the same for all samples.
+
+        The entropy of the labels' frequencies, or the variance of real targets.
+
+        Arguments:
+            targets: of parts of the samples, (n, *) each.
+
+        Returns:
+            None for a loss of the user's, and without targets.
+        """
+        known = [target for target in targets if target is not None]
+        if self.function is not None or not known:
+            return None
+        if known[0].is_floating_point():
+            alike = len({target.shape[1:] for target in known}) == 1
+            return float(torch.cat(known).var(0, correction=0).mean()) if alike else None
+        known = [tokens[:, 1:] for tokens in known] if self.output == "likelihood" else known
+        labels = torch.cat([some.flatten() for some in known])
+        shares = labels[labels != _IGNORED].unique(return_counts=True)[1].double()
+        shares = shares / shares.sum()
+        return float(-(shares * shares.log()).sum())
+
     def require_labels(self, count: int) -> None:
         """Reject samples without labels, unless the loss is the user's."""
         if self.function is None:
