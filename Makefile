@@ -43,7 +43,7 @@ bench-gpu:
 	$(PYTHON) benchmarks/gpu.py --out
 	$(PYTHON) benchmarks/guard.py --device cuda --out
 	$(PYTHON) benchmarks/large.py --out results/bench/large.json
-	$(PYTHON) benchmarks/tuned.py --out
+	$(PYTHON) benchmarks/tuned.py --jobs 5 --out
 	$(PYTHON) benchmarks/tables.py
 
 # Installed once, and again when a requirement changes: the core for the demo, and all that tests need.

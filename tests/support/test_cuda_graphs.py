@@ -1,5 +1,6 @@
 """Work that is recorded once and repeated: when it is, when not, and that nothing changes by it."""
 
+import gc
 from contextlib import contextmanager
 
 import pytest
@@ -166,3 +167,23 @@ def test_what_changes_from_step_to_step_is_not_recorded():
     assert not used
     assert torch.equal(found, plain)
     assert noted == stats
+
+
+@needs_gpu
+def test_a_graph_that_is_garbage_does_not_break_a_recording():
+    def recorded() -> torch.cuda.CUDAGraph:
+        x, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+        with capture_graph.capture_graph(graph, x.device):
+            for _ in range(100):
+                x = [x + 1][0]  # a list each, of which one starts a collection
+        return graph
+
+    cycle = [recorded()]
+    cycle.append(cycle)
+    del cycle
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        assert recorded() is not None
+    finally:
+        gc.set_threshold(*before)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, Self, final
@@ -199,8 +200,8 @@ _ALIGNMENT = 128  # bytes of a line of a GPU's cache: rows across its borders ta
 def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """g̃ = g − Σ_b V_bᵀ V_b g over blocks of orthonormal rows, each block read once.
 
-    Rows that a cache cannot hold are read twice, for V g and for Vᵀ times that. A GPU has a kernel
-    that reads them once, where the chip can hold its share of a row.
+    Rows that a cache cannot hold are read twice, for V g and for Vᵀ times that. On a GPU kernels
+    do it, in one pass where the chip can hold its share of a row.
 
     Arguments:
         g: (S, p).
@@ -208,10 +209,10 @@ def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """
     if rows.shape[1] == 0:
         return g
-    kernel = _kernel() if _suit_a_kernel(g, rows) else None
-    projected = None if kernel is None else kernel(g.contiguous(), rows)
-    if projected is not None:
-        return projected
+    for kernel in _kernels() if _suit_a_kernel(g, rows) else ():
+        projected = kernel(g.contiguous(), rows)
+        if projected is not None:
+            return projected
     each = [_project_out(one, basis) for one, basis in zip(g, rows, strict=True)]
     return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
@@ -231,13 +232,18 @@ def _has_kernels(rows: Tensor) -> bool:
 
 
 @cache
-def _kernel() -> Callable[[Tensor, Tensor], Tensor | None] | None:
-    """The kernel that the installed Triton can compile; None for two products."""
-    try:
+def _kernels() -> tuple[Callable[[Tensor, Tensor], Tensor | None], ...]:
+    """The kernels that the installed Triton can compile, the fastest first."""
+    found: list[Callable[[Tensor, Tensor], Tensor | None]] = []
+    with suppress(ImportError):  # no Triton, or one without its experimental language
         from forgetless.subspace.kernels.onepass import project_out_in_one_pass
-    except ImportError:  # no Triton, or one without its experimental language
-        return None
-    return project_out_in_one_pass
+
+        found.append(project_out_in_one_pass)
+    with suppress(ImportError):
+        from forgetless.subspace.kernels.twopass import project_out_in_two_passes
+
+        found.append(project_out_in_two_passes)
+    return tuple(found)
 
 
 def _project_out(g: Tensor, basis: Tensor) -> Tensor:

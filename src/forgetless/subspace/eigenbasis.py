@@ -430,8 +430,8 @@ class Frame:
 
     def coordinates(self, parts: Mapping[str, Tensor]) -> Tensor:
         """X, of the parts of a step, (S, k, l)."""
-        step = parts[self.weight].unsqueeze(2).flatten(2)
-        x = step @ self.v if self.u is None else self.u.mT @ step @ self.v
+        step = parts[self.weight].unsqueeze(2).flatten(2) @ self.v
+        x = step if self.u is None else self.u.mT @ step
         if self.bias:
             b = parts[self.bias].unsqueeze(2)
             x += (b if self.bias_u is None else self.bias_u.mT @ b) @ self.bias_v

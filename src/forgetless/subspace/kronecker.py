@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self, final
 
 import torch
@@ -12,6 +12,7 @@ from forgetless.linalg import TINY, Growth, Layout, float64
 from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
 from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
 from forgetless.subspace.storage import Storage
+from forgetless.support.cuda_graphs import run_concurrently
 from forgetless.support.files import json_tensor, json_value
 from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent import Moments
@@ -114,9 +115,9 @@ class KroneckerSubspace(Directions):
     def project_out(self, g: Tensor) -> Tensor:
         """g without its protected coordinates, (S, p) → (S, p)."""
         parts = self.layout.split(g)
-        inside = [frame.coordinates(parts) for frame in self._frames]
-        for frame, found in zip(self._frames, self._summed(inside), strict=True):
-            frame.take_out(found, parts)
+        inside = run_concurrently([partial(f.coordinates, parts) for f in self._frames], g.device)
+        pairs = zip(self._frames, self._summed(inside), strict=True)
+        run_concurrently([partial(f.take_out, x, parts) for f, x in pairs], g.device)
         for name, free in self._free.items():
             parts[name] = parts[name] * free
         return self.layout.join(parts)

@@ -1,5 +1,6 @@
 """CUDA graphs: GPU work that is recorded once and replayed without Python."""
 
+import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -29,13 +30,25 @@ def capture_graph(
     """
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _no_collection():
         pool = None if shares is None else shares.pool()
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
         finally:
             graph.capture_end()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection in the block: a graph that it deletes would break the recording."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache
