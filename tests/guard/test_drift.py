@@ -481,6 +481,23 @@ def test_nothing_is_said_where_accuracy_is_kept(method):
     assert lost < 5
 
 
+def test_a_guard_that_does_about_nothing_says_so_where_no_drift_is_measured():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD(1), drift_samples=0)
+    guard.end_task((torch.full((1, 12), 1e-3), torch.tensor([0])))  # its bias is all that matters
+    model.requires_grad_(False)[0].weight.requires_grad_(True)
+    train(model, optimizer, task(1), steps=5)
+    assert guard.stats().removed < 0.01
+    with pytest.warns(
+        UserWarning, match=r"only 0\.\d% of the steps .* set samples above 1 to"
+    ) as w:
+        guard.end_task(task(1))
+    assert len(w) == 1
+    train(model, optimizer, task(2), steps=5)
+    guard.end_task(task(2))
+
+
 def learned_under(method, **options):
     """A perceptron on digits, and then on digits that lie on their side."""
     model = seeded(lambda: nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)))

@@ -30,6 +30,7 @@ _CHANGED = 0.25  # share of predictions
 # than this share of what earlier ones had; if so much of its progress was removed, that is why.
 _LEARNED = 2 / 3
 _BLOCKED = 0.8
+_KNOWN = 0.1  # that earlier ones must have had at least
 _FAR = 100  # a larger drift is not told in percent
 _LITTLE = 0.01  # share of the steps removed that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
@@ -207,6 +208,8 @@ class DriftCheck:
             drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
         """
+        if not self.samples and removed is not None and removed < _LITTLE:
+            self._warn_of_little(removed)
         if drift is None or not drift.tasks:
             return
         self.latest = drift
@@ -215,6 +218,17 @@ class DriftCheck:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))
+
+    def _warn_of_little(self, removed: float) -> None:
+        """Warn, once, that directions remove about nothing, where no drift tells if they should."""
+        if self._method.keeps_directions and not self._warned:
+            self._warned = True
+            more = self._method.advice(more=True)
+            warn_caller(
+                f"only {removed:.1%} of the steps was removed, so the earlier tasks are protected "
+                "little, unless the new one does not touch them: check them on data, or let the "
+                f"guard do so (drift_samples){f'; {more} to protect more' if more else ''}"
+            )
 
     def report_learning(self, task: int, blocked: float | None) -> None:
         """Warn, once, if a task was stored that the method has kept from being learned.
@@ -229,7 +243,8 @@ class DriftCheck:
         if new is None or not earlier or blocked is None or blocked < _BLOCKED:
             return
         usual = sum(earlier) / len(earlier)
-        if self._hindered or not self._method.protects or new >= _LEARNED * usual:
+        is_learned = usual < _KNOWN or new >= _LEARNED * usual
+        if self._hindered or not self._method.protects or is_learned:
             return
         self._hindered = True
         warn_caller(
