@@ -72,9 +72,10 @@ class TaskDrift:
     def is_forgotten(self) -> bool:
         """Whether the outputs have moved far and for the worse, or are outvoted by new ones."""
         least = 0.0 if self.changed is None else _RISE
-        rose = (
-            self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
-        )
+        if self.loss is None or self.loss_then is None:
+            rose = self.changed is None  # nothing else tells whether they moved for the worse
+        else:
+            rose = not self.loss <= self.loss_then + least
         changed = (self.changed or 0.0) >= _CHANGED
         # The outputs of a head that has grown may be outvoted by new ones without moving.
         outvoted = changed and rose
@@ -324,6 +325,7 @@ def _outputs_at_once(model: GuardedModel, part: Part) -> dict[str, Tensor]:
             some = torch.linspace(0, tensor.shape[1] - 1, _WIDTH, device=tensor.device)
             found[name] = tensor[:, some.long()]
     try:
+        model.loss.check(outputs, target, part.target)
         found["loss"] = model.loss.mean(outputs, target).expand(len(part))
     except (ConfigError, IndexError):  # IndexError: a label that is no output
         if model.loss.function is not None:

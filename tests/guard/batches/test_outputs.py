@@ -245,6 +245,13 @@ MISTAKEN = {
 }
 
 
+def test_classes_for_a_model_of_one_number_without_a_dimension_of_its_own():
+    model = seeded(lambda: nn.Sequential(nn.Linear(12, 1), nn.Flatten(0)))
+    message = "labels of torch.int64 need a logit for each class, .* output='regression'"
+    for method in (OGD(20), AGEM(20)):
+        end_task_fails(model, (torch.randn(30, 12), LABELS % 2), method, message)
+
+
 @pytest.mark.parametrize("case", MISTAKEN)
 @pytest.mark.parametrize("method", [OGD(20), AGEM(20), EWC()], ids=lambda m: m.name)
 def test_labels_of_another_kind_are_explained(case, method):
@@ -263,10 +270,12 @@ def test_one_hot_numbers_may_be_meant():
     assert_spans(found, rows_by_autograd(model, model(x)))
 
 
-@pytest.mark.parametrize("shape", [(30,), (30, 1)])
-def test_the_loss_of_a_binary_classifier_is_asked_for(shape):
-    model = seeded(lambda: nn.Linear(12, 1))
-    batch = torch.randn(30, 12), (LABELS % 2).float().view(shape)
+@pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 2)])
+def test_the_loss_of_binary_classifiers_is_asked_for(shape):
+    several = shape[1] if shape[1:] else 1
+    model = seeded(lambda: nn.Linear(12, several))
+    bits = LABELS.unsqueeze(1) >> torch.arange(several) & 1
+    batch = torch.randn(30, 12), bits.float().view(shape)
     end_task_fails(model, batch, AGEM(20), "loss may be binary cross-entropy or the squared error")
     told = Guard(
         model,
@@ -275,8 +284,11 @@ def test_the_loss_of_a_binary_classifier_is_asked_for(shape):
         loss=lambda out, y: binary_cross_entropy_with_logits(out, y.view_as(out)),
     )
     told.end_task(batch)
-    # The logit is protected either way.
-    assert len(remembered(seeded(lambda: nn.Linear(12, 1)), batch)) == 13
+    # The logits are protected either way, and the drift has no loss that may be another.
+    assert len(remembered(model, batch)) == 13 * several
+    guard = Guard(model, optim.SGD(model.parameters()), OGD())
+    guard.end_task(batch)
+    assert guard.drift().tasks[0].loss is None
 
 
 RETURNED_LOSSES = {
