@@ -514,15 +514,16 @@ def learned_under(method, **options):
     return float((model(x).argmax(1) == y).double().mean()), guard
 
 
-def test_a_task_that_is_hardly_learned_is_told_of():
+def test_a_task_that_is_learned_poorly_is_told_of():
     words = (
-        r"task 2 is hardly learned: its loss has come \d+% of the way .* where earlier tasks had "
-        r"come 9\d%, and \d\d% of what the steps would learn was removed; set energy below 0.99999"
+        r"task 2 is learned poorly under the guard: its loss has come \d+% of the way .* where "
+        r"earlier tasks had come 9\d%, and \d\d% of what the steps would learn was removed; set energy "
+        "below 0.99999"
     )
     with pytest.warns(UserWarning, match=words) as caught:
         accuracy, guard = learned_under(KronOGD(energy=0.99999, samples=600))
     assert accuracy < 0.7
-    assert guard.stats().blocked < 0.95  # at which there is another warning
+    assert guard.stats().blocked < 0.95  # at which another warning says so
     assert len(caught) == 1
     assert [w.filename for w in caught] == [__file__]
 

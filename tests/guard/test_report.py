@@ -98,9 +98,11 @@ def test_stats_of_steps_of_nothing():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     guard = Guard(model, optimizer, OGD())
+    assert str(guard.stats()) == "no task is stored yet: nothing is protected"
     guard.end_task(task(0))
     optimizer.step()  # no gradients yet
     assert guard.stats().steps == 0
+    assert str(guard.stats()) == "no step has been projected since the latest task was stored"
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

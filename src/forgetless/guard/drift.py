@@ -26,9 +26,9 @@ _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also 
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
 _CHANGED = 0.25  # share of predictions
-# A task is hardly learned if its loss has come less near to zero, from that of a constant answer,
+# A task is learned poorly if its loss has come less near to zero, from that of a constant answer,
 # than this share of what earlier ones had; if so much of its progress was removed, that is why.
-_LEARNED = 2 / 3
+_LEARNED = 0.8
 _BLOCKED = 0.8
 _KNOWN = 0.1  # that earlier ones must have had at least
 _FAR = 100  # a larger drift is not told in percent
@@ -249,9 +249,9 @@ class DriftCheck:
             return
         self._hindered = True
         warn_caller(
-            f"task {task} is hardly learned: its loss has come {max(0.0, new):.0%} of the way from "
-            f"that of a constant answer to zero, where earlier tasks had come {usual:.0%}, and "
-            f"{blocked:.0%} of what the steps would learn was removed; "
+            f"task {task} is learned poorly under the guard: its loss has come {max(0.0, new):.0%} "
+            f"of the way from that of a constant answer to zero, where earlier tasks had come "
+            f"{usual:.0%}, and {blocked:.0%} of what the steps would learn was removed; "
             f"{self._method.advice(more=False) or 'store less'}, or train longer, or protect fewer "
             "parameters (params)"
         )

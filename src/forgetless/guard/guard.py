@@ -335,7 +335,8 @@ class Guard:
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
         self._drift.report(drift, finished.removed if finished.steps else None)
-        self._drift.report_learning(self.tasks, finished.blocked)
+        if not self._steps.has_warned_of_full:
+            self._drift.report_learning(self.tasks, finished.blocked)
         self._finished = replace(finished, drift=drift)
 
     def refresh(self, *loaders: Any) -> None:

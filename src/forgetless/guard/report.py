@@ -54,12 +54,15 @@ class Stats:
 
     def __str__(self) -> str:
         lines = [] if self.tasks else [_NO_TASK]
-        lines += [
-            f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"
-        ]
+        if self.steps:
+            last = f"({self.last:.1%} of the last)"
+            lines += [f"{self.removed:6.1%} of {self.steps} steps removed {last}"]
+        elif self.tasks:
+            lines += ["no step has been projected since the latest task was stored"]
         if self.blocked is not None:
             lines += [f"{self.blocked:6.1%} of what they would have learned, to first order"]
-        lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
+        layers = self.layers.items() if self.steps else ()
+        lines += [f"{share:6.1%}  {name}" for name, share in layers]
         return "\n".join([*lines, *([f"drift {self.drift}"] if self.drift else [])])
 
 

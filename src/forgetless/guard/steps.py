@@ -93,7 +93,7 @@ class Steps:
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
         self._has_before = False  # whether the parameters were read before the present step
-        self._warned = self._warned_of_infinite = False
+        self.has_warned_of_full = self._warned_of_infinite = False
         self.set_state(None, DENSE, 0, 0)
 
     def set_state(self, state: Any, storage: Storage, task: int, steps: int) -> None:
@@ -404,15 +404,15 @@ class Steps:
 
         A step's length says nothing of it where a few weights take by far the longest steps.
         """
-        if self._warned or not self.removed.steps:
+        if self.has_warned_of_full or not self.removed.steps:
             return
         share = self.removed.stats().blocked or 0.0
         if share > _FULL:
-            self._warned = True
+            self.has_warned_of_full = True
             less = self.method.advice(more=False) or "store less"
             warn_caller(
                 f"the protected directions leave no room to learn: {share:.1%} of what the steps "
-                f"would learn is removed; {less} or protect fewer parameters (params)"
+                f"would learn is removed; {less}, or protect fewer parameters (params)"
             )
 
 
