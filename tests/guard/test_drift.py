@@ -517,8 +517,8 @@ def learned_under(method, **options):
 def test_a_task_that_is_learned_poorly_is_told_of():
     words = (
         r"task 2 is learned poorly under the guard: its loss has come \d+% of the way .* where "
-        r"earlier tasks had come 9\d%, and \d\d% of what the steps would learn was removed; set energy "
-        "below 0.99999"
+        r"earlier tasks had come 9\d%, and \d\d% of what the steps would learn was removed; "
+        "set energy below 0.99999"
     )
     with pytest.warns(UserWarning, match=words) as caught:
         accuracy, guard = learned_under(KronOGD(energy=0.99999, samples=600))

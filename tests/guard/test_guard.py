@@ -339,6 +339,18 @@ def test_what_is_trained_only_later_is_warned_of():
         chosen.end_task(task(0))
 
 
+def test_an_optimizer_with_more_parameters_is_told_of_as_it_is_attached():
+    model, _, guard = guarded()
+    model.append(nn.Linear(CLASSES, CLASSES))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"3\.weight is trained now .*guard\.adopt") as caught:
+        guard.attach(optimizer)
+    assert caught[0].filename == __file__
+    guard.adopt(model, optimizer)
+    guard.end_task(task(1))
+    assert "3.weight" in guard.names
+
+
 @pytest.mark.parametrize("options", [{}, {"params": ["0"]}, {"exclude": ["2"]}])
 def test_an_optimizer_that_the_guard_was_not_given(options):
     model = mlp()

@@ -208,6 +208,8 @@ class Guard:
         self._parameters.check_current(self._model.module)
         self._attach(torch_optimizers(optimizer))
         self._freeze()
+        if self.tasks:
+            self._warn_of_unprotected()
 
     def _attach(self, optimizers: Sequence[Optimizer]) -> None:
         self._steps.attach(optimizers)

@@ -276,9 +276,23 @@ class Parameters:
                     return name
         return None
 
-    def has_sparse_gradients(self) -> bool:
-        """Whether any gradient is sparse."""
-        return any(t.grad is not None and local(t.grad).is_sparse for t in self.tensors)
+    def along_gradients(self, optimizer: Optimizer, *vectors: Flat) -> Tensor | None:
+        """For each vector v the product gᵀ v with the gradients that an optimizer descends along.
+
+        None with sparse gradients. Parameter by parameter, so that it takes little memory.
+        """
+        upwards = self.maximized(optimizer)
+        total = torch.zeros(len(vectors), dtype=self.dtype, device=self.device)
+        for i, tensor in enumerate(self.tensors):
+            if tensor.grad is None:
+                continue
+            gradient = local(tensor.grad).detach()
+            if gradient.is_sparse:
+                return None
+            gradient = gradient.flatten().to(total)
+            found = torch.stack([torch.dot(gradient, vector.parts[i]) for vector in vectors])
+            total += -found if self.columns[i] in upwards else found
+        return total
 
     def gradients(self) -> Tensor:
         """The gradients, (1, p), zero where there is none."""

@@ -91,13 +91,9 @@ class Removed:
         self.last.copy_(torch.where(squares.isfinite().all(), squares, 0.0))
         self.sums += self.last
 
-    def weigh(self, gradient: Tensor, step: Tensor, removed: Tensor) -> None:
-        """Add what a step would have lowered the loss by, and what of that was removed.
-
-        Arguments:
-            gradient, step, removed: (1, p); the step as it is subtracted.
-        """
-        found = float64(torch.stack([(gradient * part).sum() for part in (step, removed)]))
+    def weigh(self, whole: Tensor, removed: Tensor) -> None:
+        """Add what a step would have lowered the loss by, and what of that was removed: scalars."""
+        found = float64(torch.stack([whole, removed]))
         found = torch.where(found.isfinite().all(), found, 0.0)
         self.progress = found if self.progress is None else self.progress + found
 

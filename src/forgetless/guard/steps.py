@@ -309,13 +309,11 @@ class Steps:
 
     def _weigh(self, optimizer: Optimizer) -> None:
         """Note now and then how much of the step's progress was removed."""
-        if self.steps % _WEIGH_EVERY or self._parameters.has_sparse_gradients():
-            return
-        gradient = self._parameters.gradients()
-        for columns in self._parameters.maximized(optimizer):
-            gradient[:, columns].neg_()
-        step, removed = (self._parameters.flat(name, self.place) for name in ("step", "removed"))
-        self.removed.weigh(gradient, step.vector, removed.vector)
+        if self.steps % _WEIGH_EVERY == 0:
+            vectors = [self._parameters.flat(name, self.place) for name in ("step", "removed")]
+            products = self._parameters.along_gradients(optimizer, *vectors)
+            if products is not None:
+                self.removed.weigh(*products)
 
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)
@@ -331,7 +329,8 @@ class Steps:
             gradient[:, columns].neg_()
         changed = self._changed(gradient, self._parameters.read(), movable)
         if self.steps % _WEIGH_EVERY == 0:
-            self.removed.weigh(gradient, gradient, gradient - changed)
+            whole = torch.dot(gradient[0], gradient[0])
+            self.removed.weigh(whole, whole - torch.dot(gradient[0], changed[0]))
         if self.method.acts_on == "update":
             parts = self._parameters.parts
             self.removed.add(parts(gradient), parts(gradient - changed))
