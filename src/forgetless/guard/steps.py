@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -67,6 +67,8 @@ class Steps:
         ranks: the processes that each hold a part of every parameter; None if all is here.
     """
 
+    has_stored: ClassVar[bool] = False  # whether any task was, in this process
+
     def __init__(
         self,
         model: GuardedModel,
@@ -106,6 +108,8 @@ class Steps:
             steps: taken so far.
         """
         self.state, self.storage, self.task, self.steps = state, storage, task, steps
+        if task:
+            Steps.has_stored = True
         self.is_active = self.method.protects and bool(
             task or not self.method.idle_before_first_task
         )
@@ -420,14 +424,14 @@ _attached: weakref.WeakSet[Steps] = weakref.WeakSet()
 
 @atexit.register
 def _warn_if_in_vain() -> None:
-    """Warn of a script that ends without an error, and never stored a task."""
+    """Warn of a script that ends without an error, and stored no task with any guard."""
     steps = max((steps.steps for steps in _attached if steps.is_in_vain), default=0)
-    if steps and getattr(sys, "last_value", None) is None:
+    if steps and not Steps.has_stored and getattr(sys, "last_value", None) is None:
         warnings.warn(
             f"a guard of {steps} steps has protected nothing, because no task was stored: call "
             "guard.end_task(loader) when a task is learned",
             ForgetlessWarning,
-            stacklevel=1,
+            stacklevel=2,
         )
 
 
