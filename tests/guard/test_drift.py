@@ -537,6 +537,16 @@ def test_a_task_that_is_learned_is_not(method):
     assert accuracy > 0.75
 
 
+def test_outputs_that_move_for_the_better_are_no_forgetting():
+    moved = {"drift": 0.5, "changed": 0.3, "loss_then": 1.1}
+    assert not TaskDrift(1, 16, **moved, loss=1.0).is_forgotten
+    assert TaskDrift(1, 16, **moved, loss=1.2).is_forgotten
+    no_loss = {"loss_then": None, "loss": None}
+    assert TaskDrift(1, 16, 0.5, None, **no_loss).is_forgotten
+    assert TaskDrift(1, 16, 0.5, 0.3, **no_loss).is_forgotten
+    assert not TaskDrift(1, 16, 0.5, 0.1, **no_loss).is_forgotten
+
+
 def test_training_that_diverged_is_named():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -555,6 +565,7 @@ def test_without_a_method_that_protects_it_measures_and_says_nothing():
         model = mlp()
         optimizer = optim.SGD(model.parameters(), lr=0.5)
         guard = Guard(model, optimizer, SGD())
+        train(model, optimizer, task(0), steps=20)
         guard.end_task(task(0))
         train(model, optimizer, task(1), steps=120)
         guard.end_task(task(1))

@@ -72,6 +72,8 @@ class TaskDrift:
     def is_forgotten(self) -> bool:
         """Whether the outputs have moved far and for the worse, or are outvoted by new ones."""
         least = 0.0 if self.changed is None else _RISE
+        if self.loss is not None and self.loss_then is not None and self.loss < self.loss_then:
+            return False
         if self.loss is None or self.loss_then is None:
             rose = self.changed is None  # nothing else tells whether they moved for the worse
         else:
