@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.drift as module_under_test
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless.guard import TaskDrift
 from tests.methods.test_all_methods import TABLE
 from tests.methods.test_own_methods import METHODS as OWN
 
@@ -565,9 +566,10 @@ def test_without_a_method_that_protects_it_measures_and_says_nothing():
         model = mlp()
         optimizer = optim.SGD(model.parameters(), lr=0.5)
         guard = Guard(model, optimizer, SGD())
-        train(model, optimizer, task(0), steps=20)
-        guard.end_task(task(0))
-        train(model, optimizer, task(1), steps=120)
+        x, y = task(0)
+        train(model, optimizer, (x, y), steps=20)
+        guard.end_task((x, y))
+        train(model, optimizer, (x, (y + 1) % 4), steps=120)
         guard.end_task(task(1))
     assert guard.stats().drift.tasks[0].is_forgotten
 

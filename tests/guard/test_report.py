@@ -74,7 +74,7 @@ def test_what_the_steps_would_have_learned():
     stats = guard.stats()
     assert stats.blocked == pytest.approx(float(sums[1] / sums[0]), rel=1e-3)
     assert guard.metrics()["blocked"] == stats.blocked
-    assert f"{stats.blocked:6.1%} of what they would have learned" in str(stats)
+    assert f"{stats.blocked:6.1%} of what the steps would have learned" in str(stats)
 
 
 @pytest.mark.parametrize("method", [EWC(strength=50), OGD(20)], ids=["ewc", "ogd"])
@@ -102,7 +102,7 @@ def test_stats_of_steps_of_nothing():
     guard.end_task(task(0))
     optimizer.step()  # no gradients yet
     assert guard.stats().steps == 0
-    assert str(guard.stats()) == "no step has been projected since the latest task was stored"
+    assert str(guard.stats()) == "no step since the latest task was stored was changed"
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

@@ -41,7 +41,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps, projected, torch_optimizers
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import Coverage
-from forgetless.methods import KronOGD, Method
+from forgetless.methods import KronEWC, Method
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -76,7 +76,7 @@ class Guard:
             `fully_shard`: then every process makes the same calls.
         optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
             together: each one's steps are changed as if the parameters of the others were fixed.
-        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
+        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
             Parameters that are frozen now and trained later must be chosen here.
@@ -138,7 +138,7 @@ class Guard:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        method = KronOGD() if method is None else method
+        method = KronEWC() if method is None else method
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)
@@ -175,7 +175,9 @@ class Guard:
         whole(0).check("seed", seed)
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         if self._budget is not None and not method.keeps_directions:
-            raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
+            raise ConfigError(
+                f"budget= is for methods that keep directions, such as KronOGD, not {method.name}"
+            )
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
         accepted = "0, or a whole number of at least 2"
@@ -330,16 +332,16 @@ class Guard:
         """
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
-        finished = self._steps.removed.stats()
+        finished = self._stats()
         self._prepare()
         self._warn_of_unprotected()
         with self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, finished.removed if finished.steps else None)
+        self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
         if not self._steps.has_warned_of_full:
             self._drift.report_learning(self.tasks, finished.blocked)
-        self._finished = replace(finished, drift=drift)
+        self._finished = replace(finished, tasks=self.tasks, drift=drift)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -397,10 +399,14 @@ class Guard:
         measured; `drift()` measures it now.
         """
         self._steps.watch.between_steps()
-        now, finished = self._steps.removed.stats(), self._finished
-        if finished is not None and finished.steps and not now.steps:
-            return replace(finished, tasks=self.tasks)
-        return replace(now, tasks=self.tasks, drift=self._drift.latest)
+        has_begun = self._now is not None and self._steps.steps > self._now.steps
+        if self._finished is not None and not has_begun:
+            return self._finished
+        return replace(self._stats(), drift=self._drift.latest)
+
+    def _stats(self) -> Stats:
+        numbers = self.method.metrics(self._steps.state) if self.tasks else {}
+        return replace(self._steps.removed.stats(), tasks=self.tasks, method=numbers)
 
     def drift(self) -> Drift:
         """How far the outputs on the samples kept of each task have moved since it was stored.
@@ -482,7 +488,8 @@ class Guard:
             self._frozen.freeze()
 
     def _check_drift(self) -> None:
-        """Measure the drift if it is time."""
+        """Let the method adapt, and measure the drift, if it is time."""
+        self._steps.state = self._drift.adapted(self._steps.state, self._steps.steps)
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
             self._drift.report(drift, self._steps.removed.share())
@@ -567,7 +574,8 @@ class Guard:
         if self.method.needs_model:
             task.check()
         of_loss = not self.method.keeps_directions
-        if self.method.protects and (self.method.separable or not of_loss):
+        is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
+        if self.method.protects and (self.method.separable or is_penalty or not of_loss):
             blind = task.blind(of_loss=of_loss)
             self._coverage.warn_of_blind([name for name in blind if name not in view.by_inputs])
         storage, notes = now.storage, now.notes

@@ -1,7 +1,7 @@
 """Reports of a guard: how much of the steps it removes, and what it stores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -36,6 +36,7 @@ class Stats:
         drift: how far the outputs on earlier tasks have moved, if it was measured.
         blocked: share of the present task's progress that was removed, looked at in every tenth
             step; None if there was none.
+        method: what the method tells of itself, such as the strength of its penalty.
     """
 
     steps: int
@@ -45,22 +46,24 @@ class Stats:
     tasks: int = 0
     drift: Drift | None = None
     blocked: float | None = None
+    method: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name, for a logger: "removed", "blocked", and those of the drift."""
+        """The numbers by name, for a logger: "removed", "blocked", the method's, the drift's."""
         found = {"removed": self.removed} if self.steps else {}
         found |= {} if self.blocked is None else {"blocked": self.blocked}
-        return {**found, **(self.drift.metrics() if self.drift else {})}
+        return {**found, **self.method, **(self.drift.metrics() if self.drift else {})}
 
     def __str__(self) -> str:
         lines = [] if self.tasks else [_NO_TASK]
+        lines += [f"{name} {value:.4g}" for name, value in self.method.items()]
         if self.steps:
             last = f"({self.last:.1%} of the last)"
             lines += [f"{self.removed:6.1%} of {self.steps} steps removed {last}"]
-        elif self.tasks:
-            lines += ["no step has been projected since the latest task was stored"]
+        elif self.tasks and self.blocked is None:
+            lines += ["no step since the latest task was stored was changed"]
         if self.blocked is not None:
-            lines += [f"{self.blocked:6.1%} of what they would have learned, to first order"]
+            lines += [f"{self.blocked:6.1%} of what the steps would have learned, to first order"]
         layers = self.layers.items() if self.steps else ()
         lines += [f"{share:6.1%}  {name}" for name, share in layers]
         return "\n".join([*lines, *([f"drift {self.drift}"] if self.drift else [])])
