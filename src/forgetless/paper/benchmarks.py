@@ -70,6 +70,7 @@ class Scale:
         few: components in the sentence about 14 components.
         strengths: of EWC, from which the corrected protocol chooses.
         search_seeds: seeds of that search.
+        more_seeds: seeds where five do not decide.
         validation: held-out images per class for that search.
         toy: samples per task and parameters of the worst-case toy.
     """
@@ -84,6 +85,7 @@ class Scale:
     few: int
     strengths: tuple[float, ...]
     search_seeds: str
+    more_seeds: str
     validation: int
     toy: tuple[tuple[int, int], ...]
 
@@ -143,6 +145,7 @@ FULL = Scale(
     few=14,
     strengths=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
     search_seeds="2",
+    more_seeds="20",
     validation=100,
     toy=((50, 100), (100, 1000), (150, 1000), (500, 200), (500, 215), (500, 500)),
 )
@@ -180,6 +183,7 @@ SMALL = Scale(
     few=3,
     strengths=(10.0, 100.0),
     search_seeds="1",
+    more_seeds="3",
     validation=10,
     toy=((40, 80), (40, 200)),
 )

@@ -21,6 +21,7 @@ _ALL = (
     table1.TABLE1,
     per_task.PER_TASK,
     forgetting_gap.FORGETTING_GAP,
+    forgetting_gap.FORGETTING_SEEDS,
     protocols.STRENGTH,
     protocols.PROTOCOLS,
     protocols.LAYERS,

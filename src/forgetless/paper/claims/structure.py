@@ -7,20 +7,34 @@ import numpy as np
 
 from forgetless.paper.artefacts import kernel_change, variance
 from forgetless.paper.benchmarks import NAMES
-from forgetless.paper.claims.base import UNDECIDED, Claims, Finding, either
+from forgetless.paper.claims.base import UNDECIDED, Claims, Finding, Former, Verdict, either
 from forgetless.paper.numbers import mean
 from forgetless.paper.printed import VARIANCE, VARIANCE_COUNTS, VARIANCE_OF_14
 from forgetless.paper.results import Data
 
 CLAIMS = Claims()
 _OF_200 = VARIANCE["rotated"][VARIANCE_COUNTS.index(200)]
+# The moments that were expected to fit, before they were measured.
+_EXPECTED = {
+    "permuted": "task 2, at initialisation",
+    "rotated": "task 1, after training on it",
+    "cifar": "task 2, after training on it",
+}
+
+
+def _as_expected(data: Data) -> Verdict:
+    return either(all(variance.fits(data, b, moment) for b, moment in _EXPECTED.items()))
 
 
 @CLAIMS.add(
     "appendix, variance table",
     "Explained variance of Permuted, Rotated and Split CIFAR",
-    "within 2 points (Split CIFAR 4) once the moment is matched",
+    "within 2 points (Split CIFAR 4) at the best of seven moments, a column by itself",
     "variance",
+    former=Former(
+        "Permuted task 2 at initialisation, Rotated task 1 and Split CIFAR task 2 after training",
+        _as_expected,
+    ),
 )
 def _variance(data: Data) -> Finding:
     moments = {b: variance.convention(data, b) for b in variance.BENCHMARKS}
