@@ -90,8 +90,8 @@ def _as_strong(search: Data, table: Data) -> Verdict:
 @CLAIMS.add(
     "section 5.3",
     "GEM-NT, which solves a quadratic programme, and A-GEM give comparable results",
-    "A_T clearly within 2 (±) on four benchmarks, of GEM-NT as the text defines it or of GEM, whose programme "
-    "it is, to A-GEM with its heads mended, on the network as released",
+    "A_T clearly within 2 (±) on four benchmarks, of GEM-NT as the text defines it or of GEM, "
+    "whose programme it is, to A-GEM with its heads mended, on the network as released",
     "more-methods",
     "gem",
     "protocols",
@@ -193,7 +193,8 @@ def _near_with_least(memory: Data) -> Verdict:
 @CLAIMS.add(
     "appendix, footnote",
     "On LeNet, projecting only the fully connected layers works better",
-    "A_T clearly above that with all layers trained and projected (±), with OGD and PCA-OGD: with convolutions not trained, as released, and trained by plain SGD",
+    "A_T clearly above that with all layers trained and projected (±), with OGD and PCA-OGD: with "
+    "convolutions not trained, as released, and trained by plain SGD",
     "layers",
     "protocols",
     former=TWO_ERRORS,
