@@ -1,6 +1,7 @@
 """All artefacts, in the order of the page."""
 
 from forgetless.paper.artefacts import (
+    alignment,
     forgetting_gap,
     kernel_change,
     memory,
@@ -30,6 +31,7 @@ _ALL = (
     memory.MEMORY,
     overlap.NEXT,
     overlap.LATER,
+    alignment.ALIGNMENT,
     variance.VARIANCE,
     kernel_change.KERNEL_CHANGE,
     theory.THEORY,

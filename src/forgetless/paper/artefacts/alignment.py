@@ -1,4 +1,4 @@
-"""Whether forgetting grows as tasks align: overlap, Δ and lost accuracy over pairs of real tasks."""
+"""Whether forgetting grows as tasks align: overlap, Δ and lost accuracy over pairs of tasks."""
 
 import json
 from pathlib import Path
