@@ -73,6 +73,7 @@ class Scale:
         more_seeds: seeds where five do not decide.
         validation: held-out images per class for that search.
         toy: samples per task and parameters of the worst-case toy.
+        toy_mean: those of the toy whose samples have a mean.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Scale:
     more_seeds: str
     validation: int
     toy: tuple[tuple[int, int], ...]
+    toy_mean: tuple[int, int]
 
     def config(
         self, benchmark: str, method: str, protocol: Protocol = "released", **settings: Any
@@ -148,6 +150,7 @@ FULL = Scale(
     more_seeds="20",
     validation=100,
     toy=((50, 100), (100, 1000), (150, 1000), (500, 200), (500, 215), (500, 500)),
+    toy_mean=(500, 215),
 )
 
 _DIGITS = {"train_per_class": 40, "epochs": 2, "samples": 150, "tasks": 3, "hidden": 24}
@@ -186,6 +189,7 @@ SMALL = Scale(
     more_seeds="3",
     validation=10,
     toy=((40, 80), (40, 200)),
+    toy_mean=(40, 80),
 )
 
 SCALES = {scale.name: scale for scale in (FULL, SMALL)}

@@ -36,6 +36,7 @@ _ALL = (
     kernel_change.KERNEL_CHANGE,
     theory.THEORY,
     toy.TOY,
+    toy.TOY_MEAN,
     methods_summary.METHODS_SUMMARY,
     same_bytes.SAME_BYTES,
 )
