@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from forgetless.methods import method_label
 from forgetless.paper.artefacts import table1
-from forgetless.paper.benchmarks import NAMES, Run, Scale
+from forgetless.paper.benchmarks import NAMES, TABLE1_METHODS, Run, Scale
 from forgetless.paper.numbers import (
     DIVERGED,
     apart,
@@ -72,7 +72,7 @@ def measure_cell(workshop: Workshop, run: Run) -> dict[str, Any]:
     }
 
 
-def _best(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
+def _best(accuracy: NDArray[Any]) -> NDArray[np.float64]:
     """The best accuracy on every task but the last since it was learned, (*, T − 1)."""
     tasks = range(accuracy.shape[-1] - 1)
     return np.stack([accuracy[..., s:, s].max(-1) for s in tasks], -1)
@@ -85,7 +85,7 @@ def _noisy(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
     drawn = rng.binomial(_IMAGES, share, size=(_DRAWS, *accuracy.shape)) * (100 / _IMAGES)
     drawn = np.where(np.isnan(accuracy), np.nan, drawn)
     drawn[:, :, -1] = accuracy[:, -1]
-    return _best(drawn).mean((0, -1))
+    return np.asarray(_best(drawn).mean((0, -1)))
 
 
 def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
@@ -292,8 +292,7 @@ FORGETTING_GAP = Artefact(
 def more_cells(scale: Scale, results: Results) -> Mapping[str, Run]:
     """Split MNIST's cells of Table 1 with more seeds."""
     return {
-        f"split/{m}": Run(scale.config("split", m, seeds=scale.more_seeds))
-        for m in table1.TABLE1_METHODS
+        f"split/{m}": Run(scale.config("split", m, seeds=scale.more_seeds)) for m in TABLE1_METHODS
     }
 
 

@@ -26,7 +26,7 @@ from forgetless.paper.results import Data
 from forgetless.paper.workshop import Artefact, Workshop, each
 from forgetless.report.palette import method_colour
 
-_LEAST = 2.5  # points of a task's accuracy that never counted as a disagreement by the first rule
+_LEAST = 2.5  # points of a task's accuracy that never counted as a disagreement by an earlier rule
 
 
 def measure(workshop: Workshop, run: Run) -> Any:
@@ -47,7 +47,7 @@ def agrees(printed: float, spread: float, seeds: Any) -> bool:
 
 
 def near(printed: float, spread: float, seeds: Any) -> bool:
-    """The first rule: whether it is within max(2.5, 2σ) of the printed one."""
+    """An earlier rule: whether it is within max(2.5, 2σ) of the printed one."""
     return abs(mean(seeds) - printed) <= allowance(_LEAST, spread, std(seeds))
 
 

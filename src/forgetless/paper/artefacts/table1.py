@@ -23,7 +23,7 @@ from forgetless.paper.pictures import Pictures
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, each
 
-_LEAST = 1.5  # points of A_T or F_T that never counted as a disagreement by the first rule
+_LEAST = 1.5  # points of A_T or F_T that never counted as a disagreement by an earlier rule
 
 
 def cell_run(scale: Scale, benchmark: str, method: str) -> Run:
@@ -54,7 +54,7 @@ def agreement(
 
 
 def near(paper_cell: printed.Cell, result: Data, what: str = "average") -> bool:
-    """The first rule: whether it is within max(1.5, 2σ) of the printed one."""
+    """An earlier rule: whether it is within max(1.5, 2σ) of the printed one."""
     if DIVERGED in result:
         return False
     value, spread = paper_cell.of(what)

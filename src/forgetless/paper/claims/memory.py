@@ -38,7 +38,7 @@ _TWICE += "with the same (±)"
 
 
 def _as_good(benchmark: str) -> Former:
-    """The first rule: only a clear difference counts, and noise helps."""
+    """An earlier rule: only a clear difference counts, and noise helps."""
 
     def decide(memory: Data) -> Verdict:
         most = max(map(int, memory[benchmark]["ogd"]))
@@ -133,10 +133,10 @@ def _permuted(memory: Data, margin: Margin = student) -> Finding:
     result = memory["permuted"]
     memories = sorted(map(int, result["ogd"]))
     averages = [_lead(memory, "permuted", d, margin=margin) for d in memories]
-    first = [
-        ahead(*(np.transpose(result[m][str(d)]["final"])[0] for m in ("pca-ogd", "ogd")), margin)
-        for d in memories
-    ]
+    pca, ogd = (
+        [np.transpose(result[m][str(d)]["final"])[0] for d in memories] for m in ("pca-ogd", "ogd")
+    )
+    first = [ahead(p, o, margin) for p, o in zip(pca, ogd, strict=True)]
     much, doubt = first[memories.index(memories[-1] // 2)]
     verdicts = [inside(*lead, -1.5, 1.5) for lead in averages]
     shown = [", ".join(f"{d:+.1f} ± {n:.1f}" for d, n in found) for found in (averages, first)]

@@ -61,11 +61,11 @@ def _correlated(value: float, p: float) -> Verdict:
 
 
 def _one_sided(benchmark: str) -> Former:
-    """The first rule: any negative correlation fails."""
+    """An earlier rule: any negative correlation fails."""
 
     def decide(later: Data) -> Verdict:
-        _, *points = zip(*overlap.points(later, benchmark), strict=True)
-        found = spearmanr(*points)
+        _, largest, drop = zip(*overlap.points(later, benchmark), strict=True)
+        found = spearmanr(largest, drop)
         positive = found.statistic > 0
         return UNDECIDED if positive and found.pvalue >= 0.05 else either(positive)
 

@@ -56,7 +56,8 @@ _MENDED = {b: "frozen" if s.network else "corrected" for b, s in FULL.benchmarks
     ),
 )
 def _strength(search: Data, table: Data) -> Finding:
-    same, shown = [], []
+    same: list[Verdict] = []
+    shown = []
     for benchmark in _MNIST:
         tried = search[f"{benchmark} corrected"]
         best = protocols.best(tried)

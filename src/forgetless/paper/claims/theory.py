@@ -285,7 +285,8 @@ def _flat(theory: Data, toy: Data) -> Finding:
 def _ahead(toy: Data, setting: str) -> bool:
     """Whether OGD's test loss rises less, 0 outside the 95 % interval of the difference."""
     result = toy[setting]["rise"]
-    lead, noise = ahead(*([seed[0] for seed in result[m]] for m in ("pca-ogd", "ogd")))
+    pca, ogd = ([seed[0] for seed in result[m]] for m in ("pca-ogd", "ogd"))
+    lead, noise = ahead(pca, ogd)
     return lead > noise
 
 
@@ -310,7 +311,7 @@ def _toy(toy: Data, shifted: Data) -> Finding:
     measured = f"OGD / PCA-OGD {', '.join(pairs)}"
     if found:
         return HOLDS, measured, f"n and p: {', '.join(found)}"
-    why = f"with mean 0 in none of these; on the samples that OGD remembers its loss rises by "
+    why = "with mean 0 in none of these; on the samples that OGD remembers its loss rises by "
     why += f"{own:.0e}, PCA-OGD's by {others}. The paper's sizes, means and variances are not given"
     met = [shift for shift, found in shifted["means"].items() if _is_drastic(found)]
     if not met:
