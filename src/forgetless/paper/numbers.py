@@ -93,7 +93,7 @@ def ahead(one: Any, other: Any = 0.0, margin: Margin = student) -> tuple[float, 
     return mean(differences), width * standard_error(differences) if width else 0.0
 
 
-class Estimate(NamedTuple):
+class MeanEstimate(NamedTuple):
     """A mean over seeds, its standard error and its degrees of freedom."""
 
     mean: float
@@ -101,17 +101,17 @@ class Estimate(NamedTuple):
     freedom: float
 
 
-def estimate(values: Any) -> Estimate:
+def estimate(values: Any) -> MeanEstimate:
     """The mean over seeds."""
-    return Estimate(mean(values), standard_error(values), len(values) - 1)
+    return MeanEstimate(mean(values), standard_error(values), len(values) - 1)
 
 
-def estimate_printed(value: float, spread: float, seeds: int = 5) -> Estimate:
+def estimate_printed(value: float, spread: float, seeds: int = 5) -> MeanEstimate:
     """A printed mean; its standard deviation divides by n, so the standard error is σ / √(n−1)."""
-    return Estimate(value, spread / (seeds - 1) ** 0.5, seeds - 1)
+    return MeanEstimate(value, spread / (seeds - 1) ** 0.5, seeds - 1)
 
 
-def apart(one: Estimate, other: Estimate, margin: Margin = student) -> tuple[float, float]:
+def apart(one: MeanEstimate, other: MeanEstimate, margin: Margin = student) -> tuple[float, float]:
     """The difference of two independent means, and half its 95 % interval (Welch)."""
     squares = np.square([one.error, other.error])
     if inf in squares:

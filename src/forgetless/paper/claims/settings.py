@@ -162,7 +162,7 @@ def _overhead(methods: Data) -> Finding:
     longest = max(shares, key=lambda b: shares[b])
     held = max(ratios.values()) <= 1.5
     why = "" if held else "it uses thousands of gradients, far more than n; "
-    why += f"of a run it takes {100 * shares[longest]:.0f} % at most ({NAMES[longest]})"
+    why += f"of a run it takes {100 * shares[longest]:.0f} % at most ({NAMES[longest]}); timed once"
     return either(held), f"PCA-OGD / OGD: {shown}", "; ".join([why, *left_out])
 
 
