@@ -27,6 +27,6 @@ def test_rows_in_bfloat16_are_answered_with_their_bytes(factored, word):
 
 def test_the_normaliser_is_the_one_that_fits():
     text = answered("difference in F_T", forgetting_gap=gap(forgetting_gap.LIKELY))
-    assert "times T / (T − 1) the printed numbers fit" in text
+    assert "Times T / (T − 1), the printed numbers fit" in text
     text = answered("difference in F_T", forgetting_gap=gap(forgetting_gap.TEXT))
-    assert "times T / (T − 1) the printed numbers do not fit" in text
+    assert "Times T / (T − 1), the printed numbers do not fit" in text

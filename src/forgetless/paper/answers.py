@@ -70,24 +70,25 @@ def _gap(gap: Data) -> str:
         for b, found in gap["factors"].items()
     )
     left = forgetting_gap.standing(gap)
-    others = [name for name in left if name not in (forgetting_gap.TEXT, forgetting_gap.LIKELY)]
-    verdict = "fit" if forgetting_gap.LIKELY in left else "do not fit"
-    return (
-        "From the normaliser. From our best and the printed final accuracies, the text's F_T "
-        f"misses the printed one by up to {text['printed finals']['miss']:.1f} points (Σt² "
-        f"{text['printed finals']['sum']:.0f} over {text['cells']} cells); times T / (T − 1) the "
-        f"printed numbers {verdict} (Σt² {likely['printed finals']['sum']:.0f}, p = "
+    pair = (forgetting_gap.TEXT, forgetting_gap.LIKELY)
+    others = " or ".join(name for name in left if name not in pair)
+    gone = "; ".join(name for name in gap["readings"] if name not in left and name not in pair)
+    solved = forgetting_gap.LIKELY in left and forgetting_gap.TEXT not in left
+    sentences = [
+        "Most likely from the normaliser" if solved else "It is open",
+        "From our best and the printed final accuracies, the text's F_T misses the printed one by "
+        f"up to {text['printed finals']['miss']:.1f} points (Σt² "
+        f"{text['printed finals']['sum']:.0f} over {text['cells']} cells)",
+        f"Times T / (T − 1), the printed numbers {'' if solved else 'do not '}fit (Σt² "
+        f"{likely['printed finals']['sum']:.0f}, p = "
         f"{forgetting_gap.shown_p(likely['printed finals']['p'])}, misses up to "
         f"{likely['printed finals']['miss']:.1f}), and {likely['agree']} of {likely['cells']} "
-        f"cells of F_T agree. Fitted factors: {fitted}. "
-        + (
-            f"These data do not rule out Σ (best − final) times {', '.join(others)}. "
-            if others
-            else ""
-        )
-        + "Without the maximum, with the accuracy right after a task was learned, Rotated is out "
-        "of reach."
-    )
+        "cells of F_T agree",
+        f"Fitted factors: {fitted}",
+        f"Σ (best − final) times {others} is not ruled out" if others else "",
+        f"Ruled out: {gone}" if gone else "",
+    ]
+    return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
 
 
 def _bytes(data: Data) -> str:
