@@ -325,6 +325,17 @@ class GuardedModel:
         return part.mapped(lambda t: _at_least_float32(t.to(device)))
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
 def _share(batches: Sequence[Batch], rank: int, ranks: int) -> Iterator[Batch]:
     """The samples of one of the processes: every `ranks`-th."""
     start = rank
