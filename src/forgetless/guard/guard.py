@@ -75,7 +75,8 @@ class Guard:
     After `end_task` the method changes every step of the optimizer. Projections (KronOGD, GPM,
     PCA-OGD, A-GEM, …) change the optimizer's update, Δθ ← P Δθ, so momentum, weight decay and
     adaptive step sizes leak only the rounding of the weights, which is coarse in half precision;
-    EWC and joint training add to the gradient. Only one guard can project a parameter's updates.
+    KronEWC, EWC and joint training add to the gradient. Only one guard can project a parameter's
+    updates.
 
     Arguments:
         model: any module, compiled or not, in `DistributedDataParallel` or sharded by
@@ -109,7 +110,7 @@ class Guard:
         process_group: of `torch.distributed`: the processes that train the model together, if
             the model is given without the wrapper that tells.
         drift_samples: samples kept of each task, with the outputs on them, to check how far these
-            move later (`drift()`); 0 keeps none and checks nothing.
+            move later (`drift()`), which KronEWC follows; 0 keeps none and checks nothing.
         seed: of the choice of samples.
 
     Example:
