@@ -232,11 +232,29 @@ def test_whole_numbers_may_be_numpys():
             {"energy", "drift", "shrinkage", "samples", "kron_outputs", "storage", "budget"},
         ),
         ("kfac-laplace", {"samples", "laplace_strength"}),
+        (
+            "gpm",
+            {
+                "samples",
+                "without_inputs",
+                "gpm_threshold",
+                "gpm_layer_thresholds",
+                "gpm_growth",
+                "storage",
+                "budget",
+            },
+        ),
         ("kron-ewc", {"samples", "shrinkage", "kron_strength", "tolerance"}),
-        ("gpm", {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "storage", "budget"}),
         (
             "sgp",
-            {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "sgp_scale"}
+            {
+                "samples",
+                "without_inputs",
+                "gpm_threshold",
+                "gpm_layer_thresholds",
+                "gpm_growth",
+                "sgp_scale",
+            }
             | {"storage", "budget"},
         ),
         ("adam-nscl", {"samples", "without_inputs", "nscl_ratio", "storage", "budget"}),
@@ -247,9 +265,9 @@ def test_settings_that_a_method_does_not_use(name, used):
     of_methods = {
         "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
         "gem_margin", "variance", "energy", "drift", "shrinkage", "kron_outputs", "samples",
-        "centred", "storage", "budget", "laplace_strength", "kron_strength",
-        "tolerance", "without_inputs", "gpm_threshold",
-        "gpm_growth", "sgp_scale", "nscl_ratio",
+        "centred", "storage", "budget", "laplace_strength", "kron_strength", "tolerance",
+        "without_inputs", "gpm_threshold", "gpm_layer_thresholds", "gpm_growth", "sgp_scale",
+        "nscl_ratio",
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())

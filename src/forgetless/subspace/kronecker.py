@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Self, final
 
 import torch
@@ -18,7 +18,6 @@ from forgetless.subspace.eigenbasis import (
     summed_coordinates,
 )
 from forgetless.subspace.storage import Storage
-from forgetless.support.cuda_graphs import run_concurrently
 from forgetless.support.files import json_tensor, json_value
 from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent import Moments
@@ -113,10 +112,10 @@ class KroneckerSubspace(Directions):
     def project_out(self, g: Tensor) -> Tensor:
         """g without its protected coordinates, (S, p) → (S, p)."""
         parts = self.layout.split(g)
-        inside = run_concurrently([partial(f.coordinates, parts) for f in self._frames], g.device)
+        inside = [frame.coordinates(parts) for frame in self._frames]
         summed = summed_coordinates(self._frames, inside, self.storage.ranks)
-        pairs = zip(self._frames, summed, strict=True)
-        run_concurrently([partial(f.take_out, x, parts) for f, x in pairs], g.device)
+        for frame, found in zip(self._frames, summed, strict=True):
+            frame.take_out(found, parts)
         for name, free in self._free.items():
             parts[name] = parts[name] * free
         return self.layout.join(parts)
