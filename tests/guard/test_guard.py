@@ -703,7 +703,7 @@ class Adapter(nn.Module):
         return self.base(x) + self.lora_B(self.lora_A(x))
 
 
-@pytest.mark.parametrize("method", [KronOGD(), GPM()], ids=["kron-ogd", "gpm"])
+@pytest.mark.parametrize("method", [KronOGD(), GPM()], ids=lambda m: m.name)
 def test_a_fresh_adapter_of_linear_layers_is_protected_by_its_inputs(method):
     """Three directions of the inputs: what the adapter adds for them stays zero."""
     make = lambda: nn.Sequential(Adapter(12, 40), nn.Tanh(), Adapter(40, 4))  # noqa: E731
