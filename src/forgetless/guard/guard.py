@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Never, Self, final
 
@@ -50,6 +50,7 @@ from forgetless.methods.state import (
     state_tensors,
 )
 from forgetless.subspace import Storage
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     ConfigError,
@@ -105,6 +106,7 @@ class Guard:
         drift_samples: samples kept of each task, with the outputs on them, to check how far these
             move later (`drift()`); 0 keeps none and checks nothing.
         seed: of the choice of samples.
+        progress: whether a bar shows on a terminal how far `end_task` is, if it takes long.
 
     Example:
         >>> import torch, forgetless
@@ -135,6 +137,7 @@ class Guard:
         process_group: Any = None,
         drift_samples: int = 16,
         seed: int = 0,
+        progress: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -145,6 +148,7 @@ class Guard:
         optimizers = torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
         self.method = method
+        self.progress = progress
         self.project = projected(method, project)
         reshard(module)
         self._process_group = process_group
@@ -335,7 +339,7 @@ class Guard:
         finished = self._stats()
         self._prepare()
         self._warn_of_unprotected()
-        with self._all_or_nothing():
+        with self._bar(f"storing task {self.tasks + 1}"), self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
         self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
@@ -355,7 +359,7 @@ class Guard:
         wanted = f"{self.tasks}, one for each earlier task"
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         self._steps.watch.between_steps()
-        with self._all_or_nothing():
+        with self._bar("refreshing"), self._all_or_nothing():
             now = replace(self._initial(), kept=self._current().kept)
             for loader in loaders:
                 now = self._with_task(now, loader)
@@ -536,6 +540,7 @@ class Guard:
             self._check_drift,
             self._warn_of_unprotected,
             self._column_ranks,
+            self._shows_progress,
         )
 
     def _warn_of_unprotected(self) -> None:
@@ -553,6 +558,14 @@ class Guard:
         except BaseException:
             self._set_random(random)
             raise
+
+    def _bar(self, what: str) -> AbstractContextManager[None]:
+        return bar_on_terminal(what) if self._shows_progress else nullcontext()
+
+    @property
+    def _shows_progress(self) -> bool:
+        """Whether there may be a bar; of several processes one has it."""
+        return self.progress and (self.ranks is None or self.ranks.rank == 0)
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task stored."""
@@ -576,7 +589,8 @@ class Guard:
             task.check()
         of_loss = not self.method.keeps_directions
         is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
-        if self.method.protects and (self.method.separable or is_penalty or not of_loss):
+        asks = self.method.protects and (self.method.separable or is_penalty or not of_loss)
+        if asks and (of_loss or not state.reaches(self._parameters.layout.columns)):
             blind = task.blind(of_loss=of_loss)
             self._coverage.warn_of_blind([name for name in blind if name not in view.by_inputs])
         storage, notes = now.storage, now.notes

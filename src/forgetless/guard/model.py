@@ -47,7 +47,7 @@ from forgetless.tangent import (
 _LOSS_CHUNK = 64
 # Samples that are looked at together to see which parameters have a gradient; mostly the first
 # will do.
-_FEW = 2
+_FEW = 1
 
 
 @final
@@ -110,7 +110,8 @@ class GuardedModel:
             of_loss: whether the gradient of the loss is meant, or that of the protected scalars.
         """
         with eval_mode(self.module), torch.enable_grad(), _dense_gradients(self.module):
-            scalar = self.loss.of_each if of_loss else self._protected(samples)
+            first = samples.select(torch.arange(1))
+            scalar = self.loss.of_each if of_loss else self._protected(first)
             found = list(self.parameters.names)
             seeing = False
             for index in torch.arange(len(samples)).split(_FEW):

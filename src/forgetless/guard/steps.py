@@ -5,6 +5,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, final
 
@@ -23,6 +24,7 @@ from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.validation import (
     ConfigError,
     ForgetlessWarning,
@@ -65,6 +67,7 @@ class Steps:
         check: called after each of these steps, such as for the drift of the outputs.
         look: called now and then after steps that nothing changes, of other optimizers.
         ranks: the processes that each hold a part of every parameter; None if all is here.
+        progress: whether a bar on a terminal tells what the first step waits for.
     """
 
     has_stored: ClassVar[bool] = False  # whether any task was, in this process
@@ -79,6 +82,7 @@ class Steps:
         check: Callable[[], None],
         look: Callable[[], None],
         ranks: Ranks | None = None,
+        progress: bool = False,
     ) -> None:
         self.model = model
         self.method = method
@@ -94,6 +98,8 @@ class Steps:
         self.watch = Watch(self._parameters, self._is_guarded, look)
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
+        self._has_projected = False
+        self.progress = progress
         self._has_before = False  # whether the parameters were read before the present step
         self.has_warned_of_full = self._warned_of_infinite = False
         self.set_state(None, DENSE, 0, 0)
@@ -364,7 +370,7 @@ class Steps:
             g = g * mask
             if self.method.keeps_directions:
                 state = self._restrict(state, movable, columns)
-        with torch.no_grad(), full_precision(g.device):
+        with torch.no_grad(), full_precision(g.device), self._watched():
             changed, after = take_step(self.method, g, state, self.view(theta, mask))
         self._check_finite(g, changed)
         if after is not state:
@@ -375,6 +381,13 @@ class Steps:
                 )
             self.state = after
         return changed if mask is None else changed * mask
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """A bar on a terminal if the first projection must be compiled."""
+        if self._has_projected or not self.progress:
+            return nullcontext()
+        self._has_projected = True
+        return bar_on_terminal("first guarded step", patience=0.0)
 
     def _check_finite(self, g: Tensor, changed: Tensor) -> None:
         """Raise if the method makes a step NaN or infinite, and warn once if the optimizer does.

@@ -17,6 +17,7 @@ from forgetless.guard.model import GuardedModel
 from forgetless.linalg import Layout
 from forgetless.methods.base import FeatureOutputs, LossFunction, MomentOutputs, seed_losses
 from forgetless.subspace import Storage
+from forgetless.support.progress import advance
 from forgetless.support.streams import random_subset
 from forgetless.support.validation import ConfigError, DataError, NoSamplesError, whole
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
@@ -281,11 +282,13 @@ class GuardedTask:
         total = parameters.empty().new_zeros(1, width)
         waiting: list[Part] = []
         seen = labels = 0
+        size = self.data.known_size if isinstance(self.data, TaskData) else None
         for part in self.data.batches():
             if self._used is None:
                 self._used = StoredSamples((part,))
             waiting.append(part)
             seen += len(part)
+            advance("squared gradients", seen, max(seen, size or 0))
             labels += self.model.label_count([part])
             if sum(map(len, waiting)) >= _FISHER_CHUNK:
                 total += self.model.loss_features(StoredSamples.stacked(waiting)).squared_sum()
