@@ -346,7 +346,8 @@ class Guard:
         self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
         if not self._steps.has_warned_of_full:
             self._drift.report_learning(self.tasks, finished.blocked)
-        self._finished = replace(finished, tasks=self.tasks, drift=drift)
+        if finished.tasks:  # what preserved none has nothing to tell
+            self._finished = replace(finished, tasks=self.tasks, drift=drift)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
