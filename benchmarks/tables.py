@@ -141,7 +141,7 @@ def end_task(of: dict[str, Any]) -> str:
     headings = ["`end_task` of KronOGD", "seconds", "÷ a pass", "less eigenvectors, ÷ a pass"]
     words = (
         f"\n{of['device']}, {of['threads']} thread{'s' if of['threads'] > 1 else ''}, torch "
-        f"{of['versions']['torch']}. A pass is a forward "
+        f"{of['versions']['torch']}; on a CPU seconds of the processor. A pass is a forward "
         "and a backward pass of the same samples in batches of 64. The floor is a pass and "
         "the eigenvectors of the moments, whose time hardly depends on the number of samples. "
         f"Repeats: {min(len(case['times_pass']) for case in of['cases'])}.{of.get('note', '')}\n"
