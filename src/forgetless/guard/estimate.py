@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from forgetless.guard.batches.outputs import logits_of
 from forgetless.guard.batches.samples import Part, StoredSamples
@@ -58,9 +59,18 @@ class Estimate:
         return "\n".join([*lines, *([self.shortage] if self.shortage else []), *self.notes])
 
 
+def working_device(device: torch.device) -> torch.device:
+    """Where a model would run: on its device, or on this machine's if it has no weights ("meta")."""
+    if device.type != "meta":
+        return device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @final
 class Speed:
     """The speed of a model on its device, measured as it is asked for.
+
+    Of a model without weights, on the device "meta", the multiplications of a pass are counted.
 
     Arguments:
         model: the model.
@@ -70,7 +80,10 @@ class Speed:
     def __init__(self, model: GuardedModel, samples: StoredSamples) -> None:
         self._model = model
         self._samples = samples
-        self._like = model.parameters.empty()
+        parameters = model.parameters
+        self._counts = parameters.device.type == "meta"
+        place = working_device(parameters.device)
+        self._like = torch.empty(0, dtype=parameters.dtype, device=place)
 
     def seconds(self, work: Work) -> float:
         """How long some work takes, about."""
@@ -87,8 +100,17 @@ class Speed:
     def _of_pass(self) -> float:
         """One sample forward and backward."""
         theta = self._model.parameters.read()
+
+        def run() -> Tensor:
+            return self._model.gradient(self._samples, theta, self._sum)
+
         with eval_mode(self._model.module):
-            taken = self._timed(lambda: self._model.gradient(self._samples, theta, self._sum))
+            if self._counts:
+                with FlopCounterMode(display=False) as counter:
+                    run()
+                taken = counter.get_total_flops() / 2 * self._of_product()
+            else:
+                taken = self._timed(run)
         return taken / len(self._samples)
 
     def _sum(self, outputs: Any, part: Part) -> Tensor:

@@ -16,7 +16,7 @@ from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
 from forgetless.guard.drift import Drift, DriftCheck
-from forgetless.guard.estimate import Estimate, Speed
+from forgetless.guard.estimate import Estimate, Speed, working_device
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import (
     FrozenStatistics,
@@ -352,7 +352,8 @@ class Guard:
         """What storing the next task will cost, before anything is stored.
 
         A few samples are run forward and backward to see the layers' use and the time that they
-        take; the model, torch's random state and the guard stay as they are.
+        take; the model, torch's random state and the guard stay as they are. A model on the device
+        "meta", without weights, is estimated for this machine.
 
         Arguments:
             data: what `end_task` will be given; without it some methods' bytes are unknown, and the
@@ -409,9 +410,11 @@ class Guard:
             least, most = 0, self._budget
         speed = None if samples is None else Speed(model, samples)
         # What is stored already is not free.
-        needed, device = cost.peak - probe.stored, self._parameters.device
+        needed, device = cost.peak - probe.stored, working_device(self._parameters.device)
         own = Work(bytes=_OWN * probe.vector if self.method.protects else 0)
         notes = [] if data is not None else ["without data every layer counts as used, on its own"]
+        if self._parameters.device.type == "meta":
+            notes.append("the model has no weights yet: seconds are multiplications, counted")
         if size is None:
             notes.append("the number of samples is unknown: the method's most are counted")
         return Estimate(
