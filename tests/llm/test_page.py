@@ -84,7 +84,9 @@ def test_it_shows_everything_without_scrolling_sideways(tmp_path, browser, made,
 
 def test_another_model_can_be_chosen(tmp_path, browser):
     browser.open(comparison().write(tmp_path / "page.html"))
-    assert "plain" in browser.find("#answers mark.new")[0].text + browser.find("#answers h4")[1].text
+    assert (
+        "plain" in browser.find("#answers mark.new")[0].text + browser.find("#answers h4")[1].text
+    )
     browser.choose("#answers select", 1)
     assert browser.find("#answers h4")[1].text == "guarded"
     assert "guarded" in browser.run("return document.querySelector('#answers').innerText")

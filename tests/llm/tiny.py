@@ -6,7 +6,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = ["<end>", "<unk>", "<user>", "<model>", *"the a cat dog sat ran on mat red blue ?".split()]
+TEXT = "<end> <unk> <user> <model> the a cat dog sat ran on mat red blue ?"
+WORDS = TEXT.split()
 CHAT = (
     "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}<model>{% endif %}"

@@ -61,7 +61,7 @@ class Estimate:
 
 
 def working_device(device: torch.device) -> torch.device:
-    """Where a model would run: on its device, or on this machine's if it has no weights ("meta")."""
+    """Where a model would run: on its device; one without weights ("meta") on this machine's."""
     if device.type != "meta":
         return device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,7 +109,7 @@ class Speed:
             if self._counts:
                 with FlopCounterMode(display=False) as counter:
                     run()
-                taken = counter.get_total_flops() / 2 * self._of_product()
+                taken = float(counter.get_total_flops()) / 2 * self._of_product()
             else:
                 taken = self._timed(run)
         return taken / len(self._samples)

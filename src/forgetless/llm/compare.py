@@ -94,7 +94,9 @@ def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
                 "load it again"
             )
         sizes = vocabulary(base), vocabulary(model)
-        require(sizes[0] == sizes[1], "tuned", f"one of {sizes[1]}", f"a model of {sizes[0]} tokens")
+        require(
+            sizes[0] == sizes[1], "tuned", f"one of {sizes[1]}", f"a model of {sizes[0]} tokens"
+        )
 
 
 @torch.no_grad()
