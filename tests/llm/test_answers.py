@@ -8,8 +8,10 @@ import torch
 from transformers import GenerationConfig
 
 from forgetless import ConfigError, DataError, Guard
+from forgetless.guard.frameworks.transformers import GuardTrainerCallback
 from forgetless.llm import own_answers
 from forgetless.llm.answers import OwnAnswers
+from tests.guard.frameworks.test_transformers import tokens, train
 from tests.llm.tiny import PROMPTS, WORDS, llama, tokenizer
 
 
@@ -41,11 +43,11 @@ def test_only_the_answers_tokens_count():
     assert sorted(i for numbers in found.numbers for i in numbers) == [*range(len(PROMPTS))]
     for batch, numbers in zip(found, found.numbers, strict=True):
         assert batch["attention_mask"].all()
-        for tokens, labels, i in zip(batch["input_ids"], batch["labels"], numbers, strict=True):
+        for ids, labels, i in zip(batch["input_ids"], batch["labels"], numbers, strict=True):
             answer = found.answers[i]
-            assert tuple(tokens.tolist()) == answer.tokens
+            assert tuple(ids.tolist()) == answer.tokens
             assert (labels[: answer.start] == -100).all()
-            assert labels[answer.start :].tolist() == tokens[answer.start :].tolist()
+            assert labels[answer.start :].tolist() == ids[answer.start :].tolist()
 
 
 def test_the_model_stays_as_it_is():
@@ -77,6 +79,15 @@ def test_a_guard_protects_them():
             model(input_ids=text, labels=text).loss.backward()
             optimizer.step()
         assert guard.stats().removed > 0.1
+
+
+def test_the_trainers_callback_protects_them(tmp_path):
+    model = llama()
+    answers = own_answers(model, tokenizer(), PROMPTS, max_new_tokens=6)
+    callback = GuardTrainerCallback(protect=answers, end_task=False)
+    train(model, tokens(0), tmp_path, callback)
+    assert callback.guard.tasks == 1
+    assert callback.stats().removed > 0
 
 
 def test_the_cache_is_of_one_model_one_tokenizer_and_the_prompts(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import peft
 import pytest
 import torch
 
-from forgetless import ConfigError, DataError
+from forgetless import ConfigError, DataError, TrainingError
 from forgetless.llm import compare, own_answers
 from tests.llm.tiny import PROMPTS, llama, tokenizer
 
@@ -113,6 +113,15 @@ def test_models_that_cannot_be_compared():
         compare(llama(), llama(vocabulary=20), tokenizer(), PROMPTS)
     with pytest.raises(ConfigError, match="tuned must be"):
         compare(llama(), {}, tokenizer(), PROMPTS)
+
+
+def test_a_model_that_has_diverged():
+    base = llama()
+    broken = moved(base, 1, 0.1)
+    with torch.no_grad():
+        broken.lm_head.weight[3] = math.nan
+    with pytest.raises(TrainingError, match="the outputs of tuned are not finite"):
+        compare(base, broken, tokenizer(), PROMPTS, max_new_tokens=2)
 
 
 def test_texts_and_questions_that_say_nothing():

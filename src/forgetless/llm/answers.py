@@ -89,11 +89,6 @@ def own_answers(
         batch_size: how many prompts are answered at once.
         cache: a folder for the answers; they are read from there if model, tokenizer and prompts
             are the same.
-
-    Example:
-        >>> answers = own_answers(model, tokenizer, ["What is the capital of France?"])
-        ... # doctest: +SKIP
-        >>> guard.protect(answers)  # doctest: +SKIP
     """
     check_pair(model, tokenizer)
     whole(1).check("batch_size", batch_size)

@@ -1,5 +1,6 @@
 """What fine-tuning changed in a language model: its answers, its knowledge, its loss on texts."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from forgetless.llm.answers import OwnAnswers, own_answers
 from forgetless.llm.behaviour import Behaviour, ModelComparison
 from forgetless.llm.prompts import check_pair, checked_prompts, context, equal_lengths, vocabulary
-from forgetless.support.validation import ConfigError, DataError, require
+from forgetless.support.validation import ConfigError, DataError, TrainingError, require
 from forgetless.tangent import eval_mode
 
 BASE = "base"  # the name of the model that the others are compared with
@@ -102,25 +103,25 @@ def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
 @torch.no_grad()
 def _divergences(models: Mapping[str, nn.Module], said: OwnAnswers) -> dict[str, list[float]]:
     """KL(base ‖ each model) per token of the base model's answers, prompt by prompt."""
-    base, count = next(iter(models.values())), len(said.answers)
-    found = {name: [0.0] * count for name in models}
+    base = next(iter(models.values()))
+    found = {name: [0.0] * len(said.answers) for name in models}
     for batch, numbers in zip(said, said.numbers, strict=True):
-        counts = batch["labels"][:, 1:] != -100
-        p = _log_probabilities(base, batch, counts)
-        for name, model in models.items():
-            if model is base:
-                continue
-            q = _log_probabilities(model, batch, counts).to(p.device)
-            each = (p.exp() * (p - q)).sum(-1).split(counts.sum(1).tolist())
-            for number, of_answer in zip(numbers, each, strict=True):
-                found[name][number] = max(0.0, float(of_answer.mean()))  # rounding, at equality
+        before = _logits(base, batch["input_ids"])
+        for name, model in list(models.items())[1:]:
+            after = _logits(model, batch["input_ids"]).to(before.device)
+            for row, number in enumerate(numbers):
+                start = said.answers[number].start - 1  # the logits there are about its first token
+                kl = _divergence(before[row, start:-1], after[row, start:-1])
+                if not math.isfinite(kl):
+                    raise TrainingError(f"the outputs of {name} are not finite: it has diverged")
+                found[name][number] = kl
     return found
 
 
-def _log_probabilities(model: Any, batch: Mapping[str, Tensor], counts: Tensor) -> Tensor:
-    """Of every token at the positions that count, (positions, V), in float64."""
-    logits = _logits(model, batch["input_ids"])[:, :-1]
-    return logits[counts.to(logits.device)].double().log_softmax(-1)
+def _divergence(before: Tensor, after: Tensor) -> float:
+    """Mean KL of two rows of logits, (T, V) each, in float64."""
+    p, q = (logits.double().log_softmax(-1) for logits in (before, after))
+    return float((p.exp() * (p - q)).sum(-1).mean().clamp_min(0))  # below 0 by rounding alone
 
 
 def _logits(model: Any, tokens: Tensor) -> Tensor:

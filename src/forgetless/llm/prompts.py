@@ -45,8 +45,7 @@ def vocabulary(model: Any) -> int:
 
 def context(model: Any) -> int | None:
     """How many tokens a model takes at most; None if its configuration sets no limit."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else {}
-    return getattr(config, "max_position_embeddings", None)
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def encoded_prompts(
