@@ -413,8 +413,8 @@ class Guard:
         needed, device = cost.peak - probe.stored, working_device(self._parameters.device)
         own = Work(bytes=_OWN * probe.vector if self.method.protects else 0)
         notes = [] if data is not None else ["without data every layer counts as used, on its own"]
-        if self._parameters.device.type == "meta":
-            notes.append("the model has no weights yet: seconds are multiplications, counted")
+        if self._parameters.device.type == "meta" and speed is not None:
+            notes.append("without weights: seconds are multiplications at this machine's speed")
         if size is None:
             notes.append("the number of samples is unknown: the method's most are counted")
         return Estimate(
