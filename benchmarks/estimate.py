@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch import nn
 
-from forgetless import EWC, GEM, GPM, OGD, PCAOGD, Guard, KFACLaplace, KronOGD
+from forgetless import EWC, GEM, GPM, OGD, PCAOGD, Guard, KFACLaplace, KronEWC, KronOGD
 from forgetless.support.validation import format_bytes
 
 METHODS = (
@@ -24,6 +24,7 @@ METHODS = (
     GPM(),
     EWC(),
     KFACLaplace(),
+    KronEWC(),
     GEM(),
 )
 

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import _texts
 
-from forgetless import AGEM, EWC, GPM, OGD, PCAOGD, Guard, KFACLaplace, KronOGD, Method
+from forgetless import AGEM, EWC, GPM, OGD, PCAOGD, Guard, KFACLaplace, KronEWC, KronOGD, Method
 from forgetless.support.provenance import versions
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench" / "loops.json"
@@ -40,6 +40,7 @@ METHODS: dict[str, Sequence[Method | None]] = {
     "OGD": (OGD(), OGD(500)),
     "PCA-OGD": (PCAOGD(), PCAOGD(500)),
     "GPM": (GPM(), GPM(threshold=0.9), GPM(threshold=0.99)),
+    "KronEWC": (KronEWC(), KronEWC(tolerance=0.1), KronEWC(10.0), KronEWC(30.0)),
     "KronOGD": (KronOGD(), *(KronOGD(energy=e) for e in (0.9, 0.98, 0.995))),
 }
 
@@ -191,7 +192,9 @@ def run(case: Case, method: Method | None, seed: int) -> dict[str, Any]:
     first, second = case.tasks()
     model = case.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=case.lr[0])
-    guard = None if method is None else Guard(model, optimizer, method, drift_samples=0)
+    guard = None
+    if method is not None:
+        guard = Guard(model, optimizer, method, drift_samples=16 if method.adapts else 0)
     found: dict[str, Any] = {"seed": seed}
     for number, task in enumerate((first, second)):
         model.train()
@@ -234,6 +237,14 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of too much or too little that is removed
     record: dict[str, Any] = {"versions": versions(torch.device("cpu")), "rows": []}
+    chosen = [(c, m) for c in arguments.cases.split(",") for m in arguments.methods.split(",")]
+    if arguments.out and arguments.out.exists():  # what is not measured again stays
+        known = json.loads(arguments.out.read_text())
+        record["rows"] = [
+            {"versions": known["versions"], **row}
+            for row in known["rows"]
+            if (row["case"], row["method"]) not in chosen
+        ]
     for name in arguments.cases.split(","):
         case = CASES[name]
         for kind in arguments.methods.split(","):

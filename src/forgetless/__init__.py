@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
         AdamNSCL,
         Joint,
         KFACLaplace,
+        KronEWC,
         KronOGD,
         Method,
         View,
@@ -64,6 +65,7 @@ __all__ = [
     "Guard",
     "Joint",
     "KFACLaplace",
+    "KronEWC",
     "KronOGD",
     "Method",
     "Progress",
@@ -94,7 +96,8 @@ _MODULES = {
     "guard": "Guard",
     "launch.runs": "scenario",
     "methods": (
-        "AGEM EWC GEM GEMNT GPM OGD PCAOGD SGD SGP AdamNSCL Joint KFACLaplace KronOGD Method View"
+        "AGEM EWC GEM GEMNT GPM OGD PCAOGD SGD SGP AdamNSCL Joint KFACLaplace KronEWC KronOGD "
+        "Method View"
     ),
     "subspace": "Storage",
     "support.validation": "ConfigError DataError ForgetlessError TraceError TrainingError",

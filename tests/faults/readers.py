@@ -30,6 +30,7 @@ from forgetless import (
     Guard,
     Joint,
     KFACLaplace,
+    KronEWC,
     KronOGD,
     Trace,
     load_trace,
@@ -51,6 +52,7 @@ NOWHERE = Path("fuzzed")
 METHODS = {
     "ogd": OGD(3), "pca-ogd": PCAOGD(2, 8), "ewc": EWC(), "a-gem": AGEM(4, 2), "joint": Joint(4),
     "gpm": GPM(samples=8), "kron-ogd": KronOGD(samples=8), "kfac-laplace": KFACLaplace(samples=8),
+    "kron-ewc": KronEWC(samples=8),
 }  # fmt: skip
 
 
@@ -358,7 +360,7 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             for method, storage in (
                 ("ogd", "dense"), ("ogd", "factored"), ("pca-ogd", "bfloat16"), ("ewc", "dense"),
                 ("a-gem", "dense"), ("joint", "dense"), ("gpm", "dense"), ("kron-ogd", "dense"),
-                ("kfac-laplace", "dense"),
+                ("kfac-laplace", "dense"), ("kron-ewc", "dense"),
             )
         }  # fmt: skip
         yield {

@@ -26,6 +26,7 @@ from forgetless import (
     Guard,
     Joint,
     KFACLaplace,
+    KronEWC,
     KronOGD,
     Method,
 )
@@ -102,6 +103,7 @@ EXACT = {
     "kron-ogd": KronOGD(),
     "kron-ogd, a share": KronOGD(energy=0.9),
     "kfac-laplace": KFACLaplace(),
+    "kron-ewc": KronEWC(),
 }
 BOUNDED = {
     "gpm": GPM(),

@@ -20,6 +20,7 @@ from forgetless import (
     ConfigError,
     Joint,
     KFACLaplace,
+    KronEWC,
     KronOGD,
     Training,
     TrainingError,
@@ -46,6 +47,7 @@ TABLE = {
     "kron-ogd, class": KronOGD(energy=0.8, samples=60, outputs="class"),
     "kron-ogd, drift": KronOGD(samples=60),
     "kfac-laplace": KFACLaplace(samples=60),
+    "kron-ewc": KronEWC(samples=60),
     "gpm": GPM(threshold=0.8, samples=60),
     "gpm, growing": GPM(threshold=0.7, growth=0.05, samples=60),
     "sgp": SGP(threshold=0.8, samples=60),
@@ -157,7 +159,7 @@ def test_hyperparameters_are_frozen(method):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_built_by_name_from_options(name):
-    strengths = {"ewc_strength": 3.0, "laplace_strength": 3.0}
+    strengths = {"ewc_strength": 3.0, "laplace_strength": 3.0, "kron_strength": 3.0}
     method = build_method(name, {"memory": 7, "samples": 50, **strengths})
     assert method.name == name
     kept = {"ogd": "samples", "pca-ogd": "components"}.get(name, "memory")
@@ -202,6 +204,7 @@ def test_built_by_name_from_options(name):
         (lambda: SGP(scale=-1), "SGP's scale must be a finite number of at least 0"),
         (lambda: AdamNSCL(ratio=0.5), "ratio must be a finite number of at least 1"),
         (lambda: KFACLaplace(strength=-1), "strength must be a finite number of at least 0"),
+        (lambda: KronEWC(tolerance=0), "tolerance must be a positive number, not 0"),
         (lambda: build_method("nope", {}), "unknown method 'nope'"),
     ],
 )
@@ -229,10 +232,29 @@ def test_whole_numbers_may_be_numpys():
             {"energy", "drift", "shrinkage", "samples", "kron_outputs", "storage", "budget"},
         ),
         ("kfac-laplace", {"samples", "laplace_strength"}),
-        ("gpm", {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "storage", "budget"}),
+        (
+            "gpm",
+            {
+                "samples",
+                "without_inputs",
+                "gpm_threshold",
+                "gpm_layer_thresholds",
+                "gpm_growth",
+                "storage",
+                "budget",
+            },
+        ),
+        ("kron-ewc", {"samples", "shrinkage", "kron_strength", "tolerance"}),
         (
             "sgp",
-            {"samples", "without_inputs", "gpm_threshold", "gpm_growth", "sgp_scale"}
+            {
+                "samples",
+                "without_inputs",
+                "gpm_threshold",
+                "gpm_layer_thresholds",
+                "gpm_growth",
+                "sgp_scale",
+            }
             | {"storage", "budget"},
         ),
         ("adam-nscl", {"samples", "without_inputs", "nscl_ratio", "storage", "budget"}),
@@ -243,8 +265,9 @@ def test_settings_that_a_method_does_not_use(name, used):
     of_methods = {
         "joint_batch", "ewc_strength", "ewc_fisher", "memory", "agem_batch", "agem_heads",
         "gem_margin", "variance", "energy", "drift", "shrinkage", "kron_outputs", "samples",
-        "centred", "storage", "budget", "laplace_strength", "without_inputs", "gpm_threshold",
-        "gpm_growth", "sgp_scale", "nscl_ratio",
+        "centred", "storage", "budget", "laplace_strength", "kron_strength", "tolerance",
+        "without_inputs", "gpm_threshold", "gpm_layer_thresholds", "gpm_growth", "sgp_scale",
+        "nscl_ratio",
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())

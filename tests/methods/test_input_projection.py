@@ -42,6 +42,8 @@ METHODS = {
     "sgp": SGP(threshold=0.8, scale=3.0),
     "adam-nscl": AdamNSCL(ratio=30.0),
 }
+# For models of three layers.
+BY_LAYER = {"gpm, by layer": GPM(layer_thresholds="0.5,0.9,0.8", growth=0.04)}
 PROJECTIONS = {name: method for name, method in METHODS.items() if name != "sgp"}
 
 
@@ -119,7 +121,7 @@ class Papers:
         self.importances, self.rounding = {}, 1e-10
 
     def end_task(self, model, x):
-        for name, r in inputs_of(model, x).items():
+        for self.layer, (name, r) in enumerate(inputs_of(model, x).items()):
             if isinstance(self.method, AdamNSCL):
                 self._null_space(name, r)
             else:
@@ -128,6 +130,8 @@ class Papers:
 
     def _span(self, name, r):
         epsilon = self.method.threshold + self.method.growth * self.tasks
+        if self.method.layer_thresholds:
+            epsilon = (0.5, 0.9, 0.8)[self.layer] + self.method.growth * self.tasks
         m = self.bases.get(name, np.zeros((len(r), 0)))
         inside = m @ m.T @ r
         u, sigma, _ = np.linalg.svd(r - inside, full_matrices=False)
@@ -178,9 +182,9 @@ class Papers:
 
 
 @every_model
-@pytest.mark.parametrize("which", METHODS)
+@pytest.mark.parametrize("which", METHODS | BY_LAYER)
 def test_it_is_the_papers_algorithm_over_several_tasks(name, which):
-    method = METHODS[which]
+    method = (METHODS | BY_LAYER)[which]
     model, optimizer, guard = started(name, method)
     papers = Papers(method)
     for task in range(3):
@@ -382,6 +386,20 @@ def test_a_saved_guard_continues_bit_for_bit(name, which):
         train(model, optimizer, *data_of(name, 3))
         found.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_thresholds_for_each_layer_need_one_for_each():
+    _, _, guard = started("perceptron", GPM(layer_thresholds="0.9,0.9"))
+    with pytest.raises(ConfigError, match="one share for each of the 3 layers: "):
+        guard.end_task(data_of("perceptron"))
+    for wrong in ("0.9,", "0.9,1", "all", 0.9):
+        with pytest.raises(ConfigError, match="layer_thresholds must be shares in"):
+            GPM(layer_thresholds=wrong)
+    equal = [
+        projected(guarded("perceptron", method)[2], some_step(guard))
+        for method in (GPM(threshold=0.8), GPM(threshold=0.1, layer_thresholds="0.8,.8,0.80"))
+    ]
+    assert torch.equal(*equal)
 
 
 def test_a_share_that_grows_above_one_takes_every_direction():

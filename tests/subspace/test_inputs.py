@@ -1,5 +1,7 @@
 """Directions of layers' inputs: budgets, limits, parameters that stand still, restoring."""
 
+from collections import defaultdict
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from forgetless.tangent import InputMoments
 
 LAYOUT = Layout({"a.weight": (4, 5), "a.bias": (4,), "b.weight": (3, 2, 2, 1), "norm": (6,)})
 THETA = torch.zeros(2, LAYOUT.size, dtype=torch.float64)
+MOST = defaultdict(lambda: 0.9)  # weight → share of the energy
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -43,7 +46,7 @@ def halves(old, new, before):
 def subspace(seed=0, share=0.9, scales=ones, storage=None, tasks=2):
     state = InputSubspace.empty(LAYOUT, THETA, storage or Storage())
     for task in range(tasks):
-        state = state.spanning(moments(seed + 10 * task), THETA, share, scales)
+        state = state.spanning(moments(seed + 10 * task), THETA, defaultdict(lambda: share), scales)
     return state
 
 
@@ -56,7 +59,7 @@ def test_two_seeds_are_those_of_each_alone(seed):
             every = moments(seed + 10 * task)
             mine = {name: moment[s : s + 1] for name, moment in every.inputs.items()}
             one = InputMoments(mine, every.biases, every.others)
-            alone = alone.spanning(one, THETA[:1], 0.9, ones)
+            alone = alone.spanning(one, THETA[:1], MOST, ones)
         torch.testing.assert_close(both.project_out(g)[s : s + 1], alone.project_out(g[s : s + 1]))
         assert both.record.ranks[s].tolist() == alone.record.ranks[0].tolist()
         torch.testing.assert_close(both.record.shares[s], alone.record.shares[0])
@@ -104,7 +107,7 @@ def test_never_above_a_budget(null_space):
         assert fewer.nbytes <= budget
         assert how is not None
         lost.append(fewer.kept_share())
-        fewer = fewer.spanning(moments(50), THETA, 0.9, ones)  # another task can follow
+        fewer = fewer.spanning(moments(50), THETA, MOST, ones)  # another task can follow
         assert (fewer.record.shares[:, -1] >= 0.9 - 1e-12).all()
     assert lost == sorted(lost, reverse=True)
     assert ("only the protected directions" in state.within(int(0.9 * state.nbytes))[1]) == (
@@ -161,7 +164,7 @@ def test_it_comes_back_from_its_tensors():
     g = random(2, LAYOUT.size, seed=0)
     assert torch.equal(again.project_out(g), state.project_out(g))
     assert (again.tasks, again.frozen, again.rank) == (state.tasks, state.frozen, state.rank)
-    nxt = [one.spanning(moments(70), THETA, 0.9, ones) for one in (state, again)]
+    nxt = [one.spanning(moments(70), THETA, MOST, ones) for one in (state, again)]
     assert torch.equal(nxt[0].project_out(g), nxt[1].project_out(g))
     with pytest.raises(ConfigError, match="are of 42 weights, not 5"):
         InputSubspace.restore(saved, THETA[:, :5], Storage())
@@ -176,21 +179,21 @@ def test_it_has_no_rows_to_store_in_another_way(name):
 def test_a_bias_that_comes_and_goes_is_refused():
     other = InputMoments({"a.weight": moments(1).inputs["a.weight"]}, {}, frozenset())
     with pytest.raises(ConfigError, match=r"the bias of a\.weight in another way"):
-        subspace().spanning(other, THETA, 0.9, ones)
+        subspace().spanning(other, THETA, MOST, ones)
 
 
 def test_a_layer_without_any_input_adds_nothing():
     nothing = InputMoments({"b.weight": torch.zeros(2, 4, 4).double()}, {}, frozenset())
     empty = InputSubspace.empty(LAYOUT, THETA, Storage())
-    state = empty.spanning(nothing, THETA, 0.9, ones)
+    state = empty.spanning(nothing, THETA, MOST, ones)
     assert (state.rank, state.kept_share(), state.record.tasks) == (0, 0.0, 1)
-    assert state.spanning(moments(0), THETA, 0.9, ones).rank > 0
+    assert state.spanning(moments(0), THETA, MOST, ones).rank > 0
     assert empty.above(nothing, THETA, 10.0).rank == 0
 
 
 def test_a_weight_that_is_cut_along_its_inputs_is_refused():
     slices = {"a.weight": ParameterSlice((4, 10), 1, 0, 5)}
     state = InputSubspace.empty(Layout(LAYOUT.shapes, slices), THETA, Storage())
-    state = state.spanning(moments(0), THETA, 0.9, ones)
+    state = state.spanning(moments(0), THETA, MOST, ones)
     with pytest.raises(ConfigError, match="is cut along dimension 1"):
         state.project_out(random(2, LAYOUT.size, seed=0))

@@ -1,6 +1,7 @@
 """Early stopping and the plateau schedule, on samples that training does not see."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar
 
 import pytest
@@ -80,6 +81,40 @@ def test_the_held_out_loss_is_the_mean_in_eval_mode(monkeypatch):
     fit(blobs(tasks=1, n=40), SGD(), model, training=Training(**settings, early_stopping=2))
     least, expected = found[0]
     assert least == pytest.approx(expected, rel=1e-6)
+
+
+def test_samples_that_interact_are_evaluated_so_many_together():
+    """Batch norm without running statistics shows which samples went through together."""
+    seen = []
+
+    class Noting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            norm = nn.BatchNorm1d(8, track_running_stats=False)
+            self.body = nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3))
+
+        def forward(self, x):
+            if not self.training:
+                seen.append(len(x))
+            return self.body(x)
+
+    tasks = blobs(tasks=1, n=40)
+    settings = SETTINGS | {"epochs": 1, "dtype": "float32"}
+    training = Training(**settings, early_stopping=2, evaluation_batch=4)
+    trace = fit(tasks, SGD(), Noting, training=training)
+    test = tasks.task(0, [0]).test
+    sizes = seen[-ceil(len(test) / 4) :]  # evaluation on the test set comes last
+    assert sum(sizes) == len(test)
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(seen[-len(sizes) - 3 : -len(sizes)]) == 10  # before it, the held-out samples
+    module = Noting().eval()
+    module.load_state_dict(trace.weights(0, 0))
+    outputs = torch.cat([module(x) for x in test.inputs.split(sizes)])
+    right = (outputs.argmax(1) == test.labels).double().mean()
+    assert trace.accuracy[0, 0, 0] == pytest.approx(100 * right.item())
+    together = fit(tasks, SGD(), Noting, training=Training(**settings, early_stopping=2))
+    assert seen[-1] == len(test)
+    assert together.config["evaluation_batch"] == 0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from forgetless.support.validation import ConfigError, DataError, warn_caller
 from forgetless.tangent import eval_mode
 
 _FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
+# A method that adapts is told so often, times the stored tasks up to so many.
+_OFTEN, _TASKS = 10, 5
 _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also to get better
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
@@ -74,6 +76,11 @@ class TaskDrift:
         # The outputs of a head that has grown may be outvoted by new ones without moving.
         outvoted = changed and rose
         return outvoted or (not self.drift <= _LIMIT and (rose or changed))
+
+    @property
+    def level(self) -> float:
+        """The mean loss, or the drift where there are no classes or no loss."""
+        return self.drift if self.loss is None or self.changed is None else self.loss
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"
@@ -134,7 +141,7 @@ class DriftCheck:
         self.model = model
         self._method = method
         self._seed = seed
-        self._warned = self._failed = False
+        self._warned = self._failed = self._was_forgotten = False
         self.start({}, 0)
 
     def start(self, kept: Mapping[int, StoredSamples], steps: int) -> None:
@@ -178,36 +185,71 @@ class DriftCheck:
         self._next *= 2
         return True
 
-    def measure(self, steps: int) -> Drift:
-        """The drift at the present weights, after so many steps; every process calls it."""
+    def measure(self, steps: int, theta: Tensor | None = None) -> Drift:
+        """The drift after so many steps; every process calls it.
+
+        Arguments:
+            steps: how many.
+            theta: the weights, (1, p); None for the present ones.
+        """
         if not self.kept:
             return Drift(steps - self._start, ())
         with _unnoticed(self.model) as model:
-            rows = tuple(_compared(task, kept, model) for task, kept in self.kept.items())
+            rows = tuple(_compared(task, kept, model, theta) for task, kept in self.kept.items())
         return Drift(steps - self._start, rows)
 
     def measured(self, steps: int) -> Drift | None:
-        """The same, None with a warning where a model no longer takes what it took."""
-        try:
+        """The same at the present weights, None with a warning where a model no longer runs."""
+        with self._once():
             return self.measure(steps)
+        return None
+
+    def adapted(self, state: Any, steps: int) -> Any:
+        """The method's state, with a look at how well the tasks are kept if it is time for one.
+
+        What else moves the outputs, as the statistics of batch norm do, counts at both weights.
+        """
+        every = _OFTEN * min(len(self.kept), _TASKS)
+        due = self._method.adapts and self.kept and steps % every == 0
+        if not due or self._failed or self.model.parameters.slices is not None:
+            return state
+
+        def harm(theta: Tensor) -> Tensor:
+            now, then = (self.measure(steps, at).tasks for at in (None, theta))
+            found = torch.tensor([a.level - b.level for a, b in zip(now, then, strict=True)])
+            return found if self.model.ranks is None else self.model.ranks.broadcast(found)
+
+        with self._once():
+            return self._method.adapted(state, harm)
+        return state
+
+    @contextmanager
+    def _once(self) -> Iterator[None]:
+        """Warn, once, where a model no longer takes what it took."""
+        try:
+            yield
         except (ConfigError, DataError) as error:
             if not self._failed:
                 self._failed = True
                 warn_caller(f"the drift cannot be checked any more: {error}")
-            return None
 
-    def report(self, drift: Drift | None, removed: float | None) -> None:
+    def report(self, drift: Drift | None, removed: float | None, *, ends: bool = False) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
+
+        A method that adapts may win a task back, and has until the next check for that.
 
         Arguments:
             drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
+            ends: whether the present task ends.
         """
         if drift is None or not drift.tasks:
             return
         self.latest = drift
         forgotten = [task for task in drift.tasks if task.is_forgotten]
-        if forgotten and self._method.protects and not self._warned:
+        waits = self._method.adapts and not self._was_forgotten and not ends
+        self._was_forgotten = bool(forgotten)
+        if forgotten and self._method.protects and not waits and not self._warned:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))
@@ -251,7 +293,7 @@ def _unnoticed(model: GuardedModel) -> Iterator[GuardedModel]:
         yield model
 
 
-def _outputs(model: GuardedModel, part: Part) -> dict[str, Tensor]:
+def _outputs(model: GuardedModel, part: Part, theta: Tensor | None = None) -> dict[str, Tensor]:
     """Of samples (n, *): what their outputs are compared by, and the loss of each; on the CPU."""
     precision = model.parameters.dtype  # may have been raised since the samples were kept
     part = part.mapped(
@@ -259,14 +301,14 @@ def _outputs(model: GuardedModel, part: Part) -> dict[str, Tensor]:
     )
     at_once = _SEQUENCES if model.output in ("likelihood", "tokens") else len(part)
     several = [
-        _outputs_at_once(model, part.select(index))
+        _outputs_at_once(model, part.select(index), theta)
         for index in torch.arange(len(part)).split(at_once)
     ]
     return {name: torch.cat([one[name] for one in several]).cpu() for name in several[0]}
 
 
-def _outputs_at_once(model: GuardedModel, part: Part) -> dict[str, Tensor]:
-    outputs, target = model.outputs(part, None), model.placed(part).target
+def _outputs_at_once(model: GuardedModel, part: Part, theta: Tensor | None) -> dict[str, Tensor]:
+    outputs, target = model.outputs(part, theta), model.placed(part).target
     found = compared_outputs(model.output, outputs, target, part.target)
     for name, tensor in found.items():
         if name == "logits":  # the first: others may be added to them
@@ -282,12 +324,14 @@ def _outputs_at_once(model: GuardedModel, part: Part) -> dict[str, Tensor]:
     return found
 
 
-def _compared(task: int, kept: StoredSamples, model: GuardedModel) -> TaskDrift:
-    """The drift on a task's samples."""
+def _compared(
+    task: int, kept: StoredSamples, model: GuardedModel, theta: Tensor | None
+) -> TaskDrift:
+    """The drift on a task's samples, at theta (1, p) or at the present weights."""
     values: dict[int, list[Tensor]] = {}  # K → (2, n, K), then and now
     losses, changed = [], []
     for part in kept.parts:
-        now = _outputs(model, part)
+        now = _outputs(model, part, theta)
         if now.keys() != part.extra.keys():
             raise ConfigError("the outputs on a stored task's samples are of another kind now")
         both = {name: _paired(then, now[name]) for name, then in part.extra.items()}

@@ -42,7 +42,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import LOADS
-from forgetless.methods import KronOGD, Method
+from forgetless.methods import KronEWC, Method
 from forgetless.methods.cost import TaskProbe, Work
 from forgetless.methods.state import (
     check_state,
@@ -82,7 +82,7 @@ class Guard:
             `fully_shard`: then every process makes the same calls.
         optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
             together: each one's steps are changed as if the parameters of the others were fixed.
-        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
+        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
             Parameters that are frozen now and trained later must be chosen here.
@@ -144,7 +144,7 @@ class Guard:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        method = KronOGD() if method is None else method
+        method = KronEWC() if method is None else method
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)
@@ -183,7 +183,9 @@ class Guard:
         whole(0).check("seed", seed)
         self._generators = [stream(seed, "remembered samples"), stream(seed, "memory batches")]
         if self._budget is not None and not method.keeps_directions:
-            raise ConfigError(f"budget= is for methods that keep directions, not {method.name}")
+            raise ConfigError(
+                f"budget= is for methods that keep directions, such as KronOGD, not {method.name}"
+            )
         if self._budget is not None and sharded:
             raise ConfigError("budget= is not for sharded models: limit them by max_rank=")
         accepted = "0, or a whole number of at least 2"
@@ -329,7 +331,7 @@ class Guard:
         with self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, removed)
+        self._drift.report(drift, removed, ends=True)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -433,8 +435,9 @@ class Guard:
         The drift is as last measured; `drift()` measures it now.
         """
         self._steps.watch.between_steps()
-        removed = self._steps.removed.stats()
-        return replace(removed, tasks=self.tasks, drift=self._drift.latest)
+        removed, state = self._steps.removed.stats(), self._steps.state
+        numbers = self.method.metrics(state) if self.tasks else {}
+        return replace(removed, tasks=self.tasks, drift=self._drift.latest, method=numbers)
 
     def drift(self) -> Drift:
         """How far the outputs on the samples kept of each task have moved since it was stored.
@@ -517,7 +520,8 @@ class Guard:
             self._frozen.freeze()
 
     def _check_drift(self) -> None:
-        """Measure the drift if it is time."""
+        """Let the method adapt, and measure the drift, if it is time."""
+        self._steps.state = self._drift.adapted(self._steps.state, self._steps.steps)
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
             self._drift.report(drift, self._steps.removed.share())
@@ -639,7 +643,8 @@ class Guard:
         if self.method.needs_model:
             task.check()
         of_loss = not self.method.keeps_directions
-        if self.method.protects and (self.method.separable or not of_loss):
+        is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
+        if self.method.protects and (self.method.separable or is_penalty or not of_loss):
             self._warn_of_blind(task.blind(of_loss=of_loss))
         storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable

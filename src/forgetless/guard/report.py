@@ -1,7 +1,7 @@
 """Reports of a guard: how much of the steps it removes, and what it stores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -32,6 +32,7 @@ class Stats:
         layers: parameter → mean share of its part of the steps.
         tasks: how many tasks are stored.
         drift: how far the outputs on earlier tasks have moved, if it was measured.
+        method: what the method tells of itself, such as the strength of its penalty.
     """
 
     steps: int
@@ -40,17 +41,21 @@ class Stats:
     layers: Mapping[str, float]
     tasks: int = 0
     drift: Drift | None = None
+    method: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name, for a logger: "removed", and those of the drift."""
-        return {"removed": self.removed, **(self.drift.metrics() if self.drift else {})}
+        """The numbers by name, for a logger: "removed", the method's, and those of the drift."""
+        drift = self.drift.metrics() if self.drift else {}
+        return {"removed": self.removed, **self.method, **drift}
 
     def __str__(self) -> str:
         lines = [] if self.tasks else [_NO_TASK]
-        lines += [
-            f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"
-        ]
-        lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
+        lines += [f"{name} {value:.4g}" for name, value in self.method.items()]
+        if self.steps or not self.method:
+            lines += [
+                f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"
+            ]
+            lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
         return "\n".join([*lines, *([f"drift {self.drift}"] if self.drift else [])])
 
 

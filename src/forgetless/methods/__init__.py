@@ -23,6 +23,7 @@ from forgetless.methods.gem_nt import GEMNT
 from forgetless.methods.gpm import GPM
 from forgetless.methods.joint import Joint
 from forgetless.methods.kfac_laplace import KFACLaplace
+from forgetless.methods.kron_ewc import KronEWC
 from forgetless.methods.kron_ogd import KronOGD
 from forgetless.methods.ogd import OGD
 from forgetless.methods.pca_ogd import PCAOGD
@@ -47,6 +48,7 @@ __all__ = [
     "FinishedTask",
     "Joint",
     "KFACLaplace",
+    "KronEWC",
     "KronOGD",
     "LoadSamples",
     "Method",
@@ -74,6 +76,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     PCAOGD.name: PCAOGD,
     KronOGD.name: KronOGD,
     KFACLaplace.name: KFACLaplace,
+    KronEWC.name: KronEWC,
     GPM.name: GPM,
     SGP.name: SGP,
     AdamNSCL.name: AdamNSCL,

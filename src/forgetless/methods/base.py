@@ -22,7 +22,7 @@ from forgetless.support.validation import ConfigError, check_options, require
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
 FeatureOutputs = Literal["class", "all"]
-MomentOutputs = Literal["all", "class", "fisher"]
+MomentOutputs = Literal["all", "class", "fisher", "mixed"]
 # From outputs (S, n, C) and their samples to a loss for each seed, (S,), or each sample, (S, n).
 LossFunction = Callable[[Tensor, Any], Tensor]
 
@@ -194,7 +194,8 @@ class View(Protocol):
             samples: the samples.
             outputs: whose gradients: of "all" outputs that compete for the sample (in a guard, of
                 the protected ones), by a random combination of them; of the true "class"; or of
-                the log-likelihood of a label that the model draws, the "fisher" matrix.
+                the log-likelihood of a label that the model draws, the "fisher" matrix; the same
+                with one label in ten of any class, "mixed".
         """
 
     def input_moments(self, samples: Any) -> InputMoments:
@@ -280,6 +281,9 @@ class Method(ABC, Generic[State]):
             the processes of a sharded model can each have a part of them.
         zero_for_new_weights: whether the numbers per weight in its state are zero for a weight that
             no task has used, so that a layer may get more rows.
+        over_ranks: whether `update` takes some of the columns and sums over the processes that
+            have the others, so that they can each have a part of the weights.
+        adapts: whether `adapted` follows how well the stored tasks are kept.
         replaces: setting → another setting that is not used where the first is given.
         state_types: classes of the state that are defined outside the method's module.
     """
@@ -296,6 +300,8 @@ class Method(ABC, Generic[State]):
     recordable: ClassVar[bool] = False
     separable: ClassVar[bool] = False
     zero_for_new_weights: ClassVar[bool] = False
+    over_ranks: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
     replaces: ClassVar[Mapping[str, str]] = {}
     state_types: ClassVar[tuple[type, ...]] = ()
 
@@ -362,6 +368,22 @@ class Method(ABC, Generic[State]):
     @abstractmethod
     def consolidate(self, state: State, view: View, task: FinishedTask) -> State:
         """The state once a task is learned; the model is in evaluation mode."""
+
+    def adapted(self, state: State, harm: Callable[[Tensor], Tensor]) -> State:
+        """The state after a look at how well the stored tasks are kept.
+
+        A guard that keeps samples of the tasks calls it every few steps; `fit` does not.
+
+        Arguments:
+            state: the state.
+            harm: from weights (1, p) to how much worse each of K tasks is at the present weights,
+                (K,): the rise of the mean loss, or of the drift where nothing is classified.
+        """
+        return state
+
+    def metrics(self, state: State) -> dict[str, float]:
+        """Numbers of the state for reports and loggers, by name."""
+        return {}
 
     @property
     def steadied_by(self) -> str:

@@ -1,6 +1,8 @@
 """Stored directions of layers' inputs: what GPM, SGP and Adam-NSCL have in common."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,7 +12,15 @@ from forgetless.methods.base import FinishedTask, View
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_inputs
 from forgetless.methods.ogd import Orthogonal
 from forgetless.subspace import InputSubspace
-from forgetless.support.validation import SHARE, ConfigError, option, real, whole
+from forgetless.support.validation import (
+    SHARE,
+    Accepted,
+    ConfigError,
+    option,
+    real,
+    require,
+    whole,
+)
 from forgetless.tangent import InputMoments
 
 
@@ -64,6 +74,17 @@ class InputProjection(Orthogonal, ABC):
         """The state with the inputs of one more task."""
 
 
+def _shares(text: str) -> list[float]:
+    """The numbers of a text that separates them by commas."""
+    return [float(part) for part in text.split(",")]
+
+
+def _are_shares(text: object) -> bool:
+    with suppress(ValueError):
+        return isinstance(text, str) and all(SHARE.fits(share) for share in _shares(text))
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpannedInputs(InputProjection, ABC):
     """A method that adds the directions that hold a share of each layer's input energy.
@@ -74,26 +95,47 @@ class SpannedInputs(InputProjection, ABC):
 
     Arguments:
         threshold: ε.
+        layer_thresholds: an ε for each layer in the order in which they run, as text.
         growth: added to ε with every further task.
     """
 
+    replaces: ClassVar[Mapping[str, str]] = {"gpm_layer_thresholds": "gpm_threshold"}
     threshold: float = option(
         0.95,
         "Share of each layer's input energy that is protected.",
         accepted=SHARE,
         setting="gpm_threshold",
     )
+    layer_thresholds: str | None = option(
+        None,
+        "A share for each layer, first to last (comma-separated), in place of --gpm-threshold.",
+        accepted=Accepted(_are_shares, "shares in (0, 1), separated by commas"),
+        setting="gpm_layer_thresholds",
+    )
     growth: float = option(
         0.0,
-        "Added to --gpm-threshold with every further task.",
+        "Added to the thresholds with every further task.",
         accepted=real(0),
         setting="gpm_growth",
     )
 
     def extended(self, state: InputSubspace, moments: InputMoments, view: View) -> InputSubspace:
         """With the directions that hold a share of the energy."""
-        share = min(1.0, self.threshold + self.growth * view.task)
-        return state.spanning(moments, view.theta, share, self.scales)
+        return state.spanning(
+            moments, view.theta, self._wanted(moments.inputs, view.task), self.scales
+        )
+
+    def _wanted(self, layers: Collection[str], task: int) -> dict[str, float]:
+        """Weight → ε in a task."""
+        given = [self.threshold] * len(layers)
+        if self.layer_thresholds is not None:
+            given = _shares(self.layer_thresholds)
+        accepted = f"one share for each of the {len(layers)} layers: {', '.join(layers)}"
+        require(len(given) == len(layers), "layer_thresholds", self.layer_thresholds, accepted)
+        return {
+            name: min(1.0, share + self.growth * task)
+            for name, share in zip(layers, given, strict=True)
+        }
 
     @abstractmethod
     def scales(self, old: Tensor, new: Tensor, before: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The eigenbasis of a network's Kronecker moments, averaged over tasks."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, final
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.linalg import Growth, Layout
+from forgetless.support.collectives import Ranks
 from forgetless.support.validation import ConfigError, DataError
 from forgetless.tangent import Moments
 
@@ -206,6 +207,12 @@ class Eigenbasis:
             {name: square.to(like) for name, square in squares.items() if name not in covered},
         )
 
+    def make_alike(self, ranks: Ranks | None) -> None:
+        """Replace new tensors by the first process's: eigenvectors may differ in rounding."""
+        if ranks is not None:
+            for tensor in self.tensors():
+                tensor.copy_(ranks.broadcast(tensor))
+
     def _check(self, moments: Moments) -> None:
         """Reject moments of a network that works in another way than before.
 
@@ -273,18 +280,41 @@ class Eigenbasis:
         for name, square in self.squares.items():
             yield _by_seed(square), _by_seed(square * moved[name].square())
 
-    def product(self, vector: Tensor, layout: Layout) -> Tensor:
-        """The moments' product with a vector, G X A of every weight: (S, p) → (S, p)."""
+    def product(
+        self,
+        vector: Tensor,
+        layout: Layout,
+        change: Callable[[Tensor], Tensor] = lambda energies: energies,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        """The moments' product with a vector, G X A of every weight: (S, p) → (S, p).
+
+        Arguments:
+            vector: the vector, or the columns of it that are here.
+            layout: of these columns.
+            change: of the energies (S, …), for the product with a function of the moments.
+            ranks: the processes that have the other columns, if there are any.
+        """
         parts = layout.split(vector)
         found = {name: torch.zeros_like(part) for name, part in parts.items()}
+        frames = []
         for weight in self.outputs:
             outputs, inputs = self.sides(weight)
-            energies = outputs.values.unsqueeze(2) * inputs.values.unsqueeze(1)
-            frame = Frame.of(self, weight, energies, layout)
-            frame.take_out(-frame.coordinates(parts), found)
-        for name, square in self.squares.items():
-            found[name] = square * parts[name]
+            energies = change(outputs.values.unsqueeze(2) * inputs.values.unsqueeze(1))
+            frames.append(Frame.of(self, weight, energies, layout))
+        inside = summed_coordinates(frames, [frame.coordinates(parts) for frame in frames], ranks)
+        for frame, coordinates in zip(frames, inside, strict=True):
+            frame.take_out(-coordinates, found)
+        for name in self.squares:
+            found[name] = change(self.square_here(name, layout)) * parts[name]
         return layout.join(found)
+
+    def square_here(self, name: str, layout: Layout) -> Tensor:
+        """The mean squared gradient of a parameter's numbers that are here, (S, *shape here)."""
+        square, part = self.squares[name], layout.slices.get(name)
+        if part is None:
+            return square
+        return part.of(square.flatten(1)).view(len(square), *part.shape_here)
 
     def strongest(self) -> Tensor:
         """The largest energy, (S,) in float64; zero if there is none."""
@@ -446,6 +476,27 @@ class Frame:
         if bias is not None:
             rows = x if self.bias_u is None else self.bias_u @ x
             parts[self.bias] = bias - (rows @ self.bias_v.mT).squeeze(2)
+
+
+def summed_coordinates(
+    frames: Sequence[Frame], inside: list[Tensor], ranks: Ranks | None
+) -> list[Tensor]:
+    """Coordinates of which each process has a part, by one sum over the processes.
+
+    Arguments:
+        frames: of the weights.
+        inside: the coordinates in each frame, or this process's part of them.
+        ranks: the processes; None if there is one.
+    """
+    shared = [x for x, frame in zip(inside, frames, strict=True) if frame.is_partial]
+    if not shared or ranks is None:
+        return inside
+    total = ranks.sum(torch.cat([x.flatten() for x in shared]))
+    sums = iter(total.split([x.numel() for x in shared]))
+    return [
+        next(sums).view_as(x) if frame.is_partial else x
+        for x, frame in zip(inside, frames, strict=True)
+    ]
 
 
 def as_leading(values: Tensor, tensor: Tensor) -> Tensor:

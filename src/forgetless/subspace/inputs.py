@@ -125,13 +125,15 @@ class InputSubspace(Directions):
             parts[name] = torch.zeros_like(parts[name])
         return self.layout.join(parts)
 
-    def spanning(self, moments: InputMoments, like: Tensor, share: float, scales: Scales) -> Self:
+    def spanning(
+        self, moments: InputMoments, like: Tensor, shares: Mapping[str, float], scales: Scales
+    ) -> Self:
         """With directions that hold a share of a task's inputs' energy, besides those so far.
 
         Arguments:
             moments: of the task, with a leading dimension of S seeds.
             like: a tensor of the dtype and device to store with.
-            share: the fewest new directions are taken with which the energy is at least this.
+            shares: weight → the fewest new directions are taken that reach this share.
             scales: the choice of λ.
         """
         axes, lambdas = dict(self.axes), dict(self.scales)
@@ -142,7 +144,7 @@ class InputSubspace(Directions):
             ]
             tasks, least = self.tasks.get(name, 0), torch.finfo(like.dtype).eps
             spans = [
-                span.spanning(a, share, least, scales, tasks)
+                span.spanning(a, shares[name], least, scales, tasks)
                 for span, a in zip(spans, moment, strict=True)
             ]
             if any(len(span.energies) for span in spans):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Self, final
 
 import torch
@@ -10,9 +10,14 @@ from torch import Tensor
 
 from forgetless.linalg import TINY, Growth, Layout, float64
 from forgetless.subspace.base import Directions, Record, require_no_rows, stored_layout
-from forgetless.subspace.eigenbasis import Axis, Eigenbasis, Frame, as_leading
+from forgetless.subspace.eigenbasis import (
+    Axis,
+    Eigenbasis,
+    Frame,
+    as_leading,
+    summed_coordinates,
+)
 from forgetless.subspace.storage import Storage
-from forgetless.support.cuda_graphs import run_concurrently
 from forgetless.support.files import json_tensor, json_value
 from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent import Moments
@@ -101,38 +106,19 @@ class KroneckerSubspace(Directions):
     @cached_property
     def _free(self) -> dict[str, Tensor]:
         """Parameter without a product → which of its numbers may move, (S, *shape here)."""
-        free = {}
-        for name, square in self.basis.squares.items():
-            part = self.layout.slices.get(name)
-            here = (
-                square
-                if part is None
-                else part.of(square.flatten(1)).view(len(square), *part.shape_here)
-            )
-            free[name] = here < as_leading(self.threshold, here)
-        return free
+        here = {name: self.basis.square_here(name, self.layout) for name in self.basis.squares}
+        return {name: some < as_leading(self.threshold, some) for name, some in here.items()}
 
     def project_out(self, g: Tensor) -> Tensor:
         """g without its protected coordinates, (S, p) → (S, p)."""
         parts = self.layout.split(g)
-        inside = run_concurrently([partial(f.coordinates, parts) for f in self._frames], g.device)
-        pairs = zip(self._frames, self._summed(inside), strict=True)
-        run_concurrently([partial(f.take_out, x, parts) for f, x in pairs], g.device)
+        inside = [frame.coordinates(parts) for frame in self._frames]
+        summed = summed_coordinates(self._frames, inside, self.storage.ranks)
+        for frame, found in zip(self._frames, summed, strict=True):
+            frame.take_out(found, parts)
         for name, free in self._free.items():
             parts[name] = parts[name] * free
         return self.layout.join(parts)
-
-    def _summed(self, inside: list[Tensor]) -> list[Tensor]:
-        """Coordinates of which each process has a part, by one sum over the processes."""
-        shared = [x for x, frame in zip(inside, self._frames, strict=True) if frame.is_partial]
-        if not shared or self.storage.ranks is None:
-            return inside
-        total = self.storage.ranks.sum(torch.cat([x.flatten() for x in shared]))
-        sums = iter(total.split([x.numel() for x in shared]))
-        return [
-            next(sums).view_as(x) if frame.is_partial else x
-            for x, frame in zip(inside, self._frames, strict=True)
-        ]
 
     def add(self, moments: Moments, choose: Callable[[Self], Self]) -> Self:
         """With a task's moments, and the coordinates chosen again.
@@ -143,9 +129,7 @@ class KroneckerSubspace(Directions):
         """
         like = self.threshold.new_empty(0)
         basis = self.basis.averaged(moments, self.record.tasks, like)
-        if self.storage.ranks is not None:  # eigenvectors may differ between processors
-            for tensor in basis.tensors():
-                tensor.copy_(self.storage.ranks.broadcast(tensor))
+        basis.make_alike(self.storage.ranks)
         chosen = choose(replace(self, basis=basis))
         if self.storage.max_rank is not None:
             chosen = chosen.limited(self.storage.max_rank)

@@ -8,6 +8,7 @@ from forgetless.tangent.moments import (
     Moments,
     drawn_likelihood,
     kronecker_moments,
+    mixed_likelihood,
     moment_shapes,
     probed,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "input_moments",
     "kronecker_moments",
     "layer_inputs",
+    "mixed_likelihood",
     "moment_shape",
     "moment_shapes",
     "principal_weights",

@@ -34,6 +34,7 @@ _FIRST, _BYTES = 16, 1 << 28
 _MOST = {"cpu": 512, "cuda": 8192}
 # Outputs of a larger layer, such as those over a vocabulary, have the diagonal alone.
 _LARGEST = 1 << 12
+_MIXED = 0.1  # share of labels that `mixed_likelihood` draws from all classes alike
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
@@ -185,23 +186,38 @@ def probed(outputs: Tensor, signs: Tensor) -> Tensor:
     return (outputs * signs).sum(1)
 
 
-def drawn_likelihood(logits: Tensor, uniform: Tensor, counted: Tensor | None = None) -> Tensor:
+def drawn_likelihood(
+    logits: Tensor, uniform: Tensor, counted: Tensor | None = None, *, mixed: float = 0.0
+) -> Tensor:
     """The log-likelihood of labels that the model draws, whose moments are the Fisher matrix.
 
     Arguments:
         logits: (n, …, C).
         uniform: a random number in [0, 1) for each label, (n, …).
         counted: which labels count, (n, …) of bool; None for all.
+        mixed: share of the labels that are drawn from all classes alike.
 
     Returns:
         (n,), summed over a sample's labels.
     """
     logs = torch.log_softmax(logits, -1)
-    below = logs.detach().exp().cumsum(-1) < uniform.to(logs).unsqueeze(-1)
+    shares = (1 - mixed) * logs.detach().exp() + mixed / logits.shape[-1]
+    below = shares.cumsum(-1) < uniform.to(logs).unsqueeze(-1)
     label = below.sum(-1, keepdim=True).clamp_max(logits.shape[-1] - 1)
     chosen = logs.gather(-1, label).squeeze(-1)
     chosen = chosen if counted is None else chosen * counted
     return chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen
+
+
+def mixed_likelihood(logits: Tensor, uniform: Tensor, counted: Tensor | None = None) -> Tensor:
+    """As `drawn_likelihood`, one label in ten of any class, so that no class goes unseen.
+
+    A model that is certain draws no label but its own, so the Fisher matrix of what it has learned
+    is nearly zero. Of a sequence the moments are the mean over its labels, as a loss is.
+    """
+    found = drawn_likelihood(logits, uniform, counted, mixed=_MIXED)
+    labels = uniform[0].numel() if counted is None else counted.flatten(1).sum(1).clamp_min(1)
+    return found / labels**0.5
 
 
 @final

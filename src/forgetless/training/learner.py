@@ -100,7 +100,7 @@ class HeldOut:
         self, network: Network, split: Split, task: int, training: Training, lr: float
     ) -> None:
         """Note the loss on held-out samples at the end of an epoch with that learning rate."""
-        loss = mean_loss(network, split, task)
+        loss = mean_loss(network, split, task, training.evaluation_batch)
         if math.isfinite(loss) and (self.least is None or loss < self.least):
             self.least, self.waited = loss, 0
             self.best = {n: t.clone() for n, t in _weights(network).items()}
@@ -131,15 +131,24 @@ def part_held_out(split: Split, share: float, seed: int, task: int) -> tuple[Spl
     return split.subset(train), split.subset(held_out)
 
 
-def mean_loss(network: Network, split: Split, task: int) -> float:
-    """The mean training loss of a single seed on samples of a task, in eval mode."""
+def mean_loss(network: Network, split: Split, task: int, together: int = 0) -> float:
+    """The mean training loss of a single seed on samples of a task, in eval mode.
+
+    Arguments:
+        together: samples that go through the network at once at most; 0 for many.
+    """
     total = torch.zeros((), dtype=torch.float64)
     with eval_mode(network.module), torch.no_grad():
-        for index in torch.arange(len(split), device=split.labels.device).split(_CHUNK):
+        for index in _parts(len(split), together or _CHUNK, split.labels.device):
             samples = batch_of(split, index.unsqueeze(0), task)
             logits = network.logits(network.theta, samples.inputs)
             total += network.losses(logits, samples.labels, samples.tasks).double().sum().cpu()
     return float(total) / len(split)
+
+
+def _parts(samples: int, most: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Indices of all samples, in parts of nearly equal size with at most so many each."""
+    return torch.arange(samples, device=device).tensor_split(math.ceil(samples / most))
 
 
 def _weights(network: Network) -> dict[str, Tensor]:
@@ -392,8 +401,8 @@ class Learner:
         chunk = _EVALUATION_CHUNK
         if device.type == "cuda":
             chunk = _EVALUATION_NUMBERS // split.inputs[0].numel()
-        chunk = max(1, chunk // len(self.seeds))
-        for index in torch.arange(len(split), device=device).split(chunk):
+        chunk = self.training.evaluation_batch or max(1, chunk // len(self.seeds))
+        for index in _parts(len(split), chunk, device):
             inputs, labels = split.take(index.expand(len(self.seeds), -1))
             correct += self.network.correct(inputs, labels, classes)
         return 100.0 * correct.double().cpu() / len(split)

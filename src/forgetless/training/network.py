@@ -30,6 +30,7 @@ from forgetless.tangent import (
     input_moments,
     kronecker_moments,
     layer_inputs,
+    mixed_likelihood,
     probed,
 )
 from forgetless.tangent.evaluation import Scalar, call_with, eval_mode, true_class
@@ -239,7 +240,7 @@ class Network:
             samples: the samples.
             seed: the seed.
             outputs: whose gradients, as `View.moments` says.
-            random: numbers in [0, 1): for "all" a row of outputs (n, C), for "fisher" (n, 1).
+            random: numbers in [0, 1): for "all" a row of outputs (n, C), for drawn labels (n, 1).
         """
         competing = self._competing(samples, seed)
         scalars: dict[MomentOutputs, tuple[Scalar, Tensor]] = {
@@ -250,6 +251,10 @@ class Network:
             ),
             "fisher": (
                 lambda logits, uniform: drawn_likelihood(logits[:, competing], uniform[:, 0]),
+                random,
+            ),
+            "mixed": (
+                lambda logits, uniform: mixed_likelihood(logits[:, competing], uniform[:, 0]),
                 random,
             ),
         }
@@ -445,7 +450,7 @@ class FitView:
     def moments(self, samples: Samples, outputs: MomentOutputs = "all") -> Moments:
         """The Kronecker moments of the samples' gradients."""
         seeds, n = range(self.network.seeds), len(samples)
-        each = {"all": self.network.n_outputs, "class": 0, "fisher": 1}[outputs]
+        each = {"all": self.network.n_outputs, "class": 0}.get(outputs, 1)
         random = self.random(n * each).view(len(seeds), n, each)
         return Moments.of_seeds(
             [self.network.moments(samples, s, outputs, random[s]) for s in seeds]

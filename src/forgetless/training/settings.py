@@ -126,6 +126,12 @@ class Training:
     evaluate: str = option(
         "seen", "Evaluate on the tasks seen so far, or on all.", choices=("seen", "all")
     )
+    evaluation_batch: int = option(
+        0,
+        "Samples evaluated together at most, which matters where they interact, as in batch norm "
+        "without running statistics; 0 for as many as fit.",
+        accepted=whole(0),
+    )
     seeds_together: int = option(
         0,
         "Seeds trained in one batched program; 0 for all on a GPU and one on a CPU.",

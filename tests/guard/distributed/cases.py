@@ -11,7 +11,20 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from forgetless import AGEM, EWC, GEM, GPM, OGD, PCAOGD, SGP, AdamNSCL, Guard, KFACLaplace, KronOGD
+from forgetless import (
+    AGEM,
+    EWC,
+    GEM,
+    GPM,
+    OGD,
+    PCAOGD,
+    SGP,
+    AdamNSCL,
+    Guard,
+    KFACLaplace,
+    KronEWC,
+    KronOGD,
+)
 from tests.methods.test_own_methods import own
 
 CLASSES, LENGTH, WORDS, WIDTH, BATCH = 3, 5, 11, 8, 8
@@ -80,6 +93,9 @@ CASES = [
     Case("ddp-gpm", "transformer", "adamw", GPM(threshold=0.8, samples=20), "ddp"),
     Case("ddp-sgp", "mlp", "sgd", SGP(threshold=0.8, samples=20), "ddp"),
     Case("ddp-laplace", "mlp", "sgd", KFACLaplace(samples=20), "ddp"),
+    Case("ddp-kron-ewc", "transformer", "adamw", KronEWC(samples=20, tolerance=1e-3), "ddp"),
+    Case("fsdp-kron-ewc", "transformer", "adamw", KronEWC(samples=20), "fsdp"),
+    Case("fsdp-kron-ewc-sgd", "mlp", "sgd", KronEWC(samples=20), "fsdp"),
     Case("fsdp-gpm", "transformer", "adamw", GPM(threshold=0.8, samples=20), "fsdp"),
     Case("fsdp-nscl", "mlp", "sgd", AdamNSCL(ratio=100.0, samples=20), "fsdp"),
     Case("fsdp-kron", "transformer", "adamw", KRON, "fsdp"),

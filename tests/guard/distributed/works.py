@@ -19,7 +19,9 @@ from tests.methods.test_own_methods import own
 from .cases import CASES, OPTIMIZERS, loader, shared, started, steps, task, trained, weights
 
 BY_NAME = {case.name: case for case in CASES}
-CONTINUED_NAMES = ("fsdp-pca", "fsdp-kron", "fsdp-ewc", "fsdp-si", "ddp-factored", "ddp-si")
+CONTINUED_NAMES = (
+    "fsdp-pca", "fsdp-kron", "fsdp-kron-ewc", "fsdp-ewc", "fsdp-si", "ddp-factored", "ddp-si",
+)  # fmt: skip
 CONTINUED = [BY_NAME[name] for name in CONTINUED_NAMES]
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
 from forgetless.methods.base import MomentOutputs
 from forgetless.support.validation import ConfigError, DataError, first_line, require
-from forgetless.tangent import drawn_likelihood, evaluation, probed
+from forgetless.tangent import drawn_likelihood, evaluation, mixed_likelihood, probed
 
 # From the model's outputs and the target to (n,), or (n, K) for K scalars a sample.
 Output = Callable[..., Tensor]
@@ -112,7 +112,8 @@ def randomised(
 
     Arguments:
         output: the protected scalars.
-        outputs: "all" or "fisher"; the same for regression, and for a function of the user's.
+        outputs: "all", "fisher" or "mixed"; the same for regression, and for a function of the
+            user's.
         tried: outputs and target of a few samples, for each shape.
 
     Returns:
@@ -124,12 +125,13 @@ def randomised(
         _likelihood: lambda logits, tokens: (logits[:, :-1], tokens[:, 1:] != _IGNORED),
         _likelihood_in_place: lambda logits, labels: (logits, labels != _IGNORED),
     }
-    if outputs == "fisher" and output in likelihoods:
+    if outputs in ("fisher", "mixed") and output in likelihoods:
         labelled = likelihoods[output]
+        likelihood = drawn_likelihood if outputs == "fisher" else mixed_likelihood
 
         def drawn(outputs: Any, uniform: Tensor, target: Tensor) -> Tensor:
             logits, counted = labelled(logits_of(outputs), target)
-            return drawn_likelihood(logits, uniform, counted)
+            return likelihood(logits, uniform, counted)
 
         sizes = [labelled(logits_of(z), t)[0].shape[1:-1] for z, t in tried if t is not None]
         return drawn, [tuple(size) for size in sizes]

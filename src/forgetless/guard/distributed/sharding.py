@@ -97,10 +97,10 @@ def training_ranks(
         if method.needs_model:  # all weights would be gathered at every step
             raise ConfigError(
                 f"{method.name} takes gradients on stored samples at every step, which a "
-                "guard cannot take of a sharded model: use KronOGD, PCAOGD, OGD or EWC, "
+                "guard cannot take of a sharded model: use KronEWC, KronOGD, PCAOGD, OGD or EWC, "
                 "or DistributedDataParallel"
             )
-        if not (method.keeps_directions or method.separable):
+        if not (method.keeps_directions or method.separable or method.over_ranks):
             raise ConfigError(
                 f"{method.name} may need all weights in one place, and a sharded model has them in "
                 "several: say separable = True if its update treats each weight by itself, or use "

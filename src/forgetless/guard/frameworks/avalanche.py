@@ -24,7 +24,7 @@ class GuardPlugin(GuardCarrier, SupervisedPlugin):  # type: ignore[misc]
     are not protected; exclude a single head that grows by name (`exclude`).
 
     Arguments:
-        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
+        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
         protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
             dataset, stored before the first experience as `Guard.protect` does.
         options: keyword arguments of `Guard`.

@@ -18,7 +18,7 @@ from forgetless.guard.guard import Guard, unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
-from forgetless.methods import KronOGD, Method
+from forgetless.methods import KronEWC, Method
 from forgetless.subspace import Storage
 from forgetless.support.files import write_atomically
 from forgetless.support.validation import ConfigError, DataError, ForgetlessWarning, first_line
@@ -61,7 +61,7 @@ class GuardCarrier:
         unknown = sorted(options.keys() - GuardOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"a guard has no option {', '.join(unknown)}")
-        self._method = KronOGD() if method is None else method
+        self._method = KronEWC() if method is None else method
         self._options = options
         self._calibration = protect
         self._guard: Guard | None = None
@@ -86,7 +86,7 @@ class GuardCarrier:
     def stats(self) -> Stats:
         """How much of this training's steps was removed; after its end, of the finished task's."""
         now = self.guard.stats()
-        return now if now.steps or self._finished is None else self._finished
+        return now if self._finished is None else self._finished
 
     def save(self, folder: str | Path) -> None:
         """Write all that is stored to `forgetless.safetensors` in a folder.
@@ -154,9 +154,14 @@ class GuardCarrier:
             )
 
     def _shares(self) -> dict[str, float]:
-        """The share of the steps that was removed, for a logger; empty if none was projected."""
+        """For a logger: the share of the steps that was removed, if one was projected.
+
+        And what the method tells, such as the strength of its penalty.
+        """
         now = self.guard.stats()
-        return {"guard_removed": now.removed, "guard_removed_last": now.last} if now.steps else {}
+        removed = {"guard_removed": now.removed, "guard_removed_last": now.last}
+        own = {f"guard_{name}": value for name, value in now.method.items()}
+        return own | (removed if now.steps else {})
 
     def _attach(
         self, model: nn.Module, optimizer: Any, defaults: GuardOptions | None = None
@@ -168,6 +173,7 @@ class GuardCarrier:
             optimizer: its optimizer, new or not.
             defaults: options that the user's override.
         """
+        self._finished = None
         parameters = dict(unwrapped(model).named_parameters())
         same = all(parameters.get(name) is tensor for name, tensor in self._protected.items())
         if self._guard is not None and same:

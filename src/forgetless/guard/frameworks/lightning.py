@@ -32,7 +32,7 @@ class GuardCallback(GuardCarrier, Callback):  # type: ignore[misc]
     Under a strategy with several processes each does the same.
 
     Arguments:
-        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronOGD()`.
+        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
         protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
             dataset, stored before the first training as `Guard.protect` does.
         end_task: whether to store a task when `fit` ends; if not, call `end_task` yourself.
