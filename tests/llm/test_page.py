@@ -28,8 +28,7 @@ def test_words_that_changed_are_marked():
     pieces = [*changes("The sky is blue.", "The sea is blue, too.")]
     assert "".join(text for kind, text in pieces if kind != "new") == "The sky is blue."
     assert "".join(text for kind, text in pieces if kind != "gone") == "The sea is blue, too."
-    assert ("gone", "sky") in pieces
-    assert ("new", "sea") in pieces
+    assert pieces[1:3] == [("gone", "sky "), ("new", "sea ")]
     assert [*changes("same", "same")] == [("same", "same")]
     assert [*changes("", "new")] == [("new", "new")]
 
@@ -39,7 +38,7 @@ def test_words_that_changed_are_marked():
     [
         (["tuned"], False, "KL from the base model's answers to those of tuned is 0.4 nats per"),
         (["tuned"], True, "; its loss on the new task went from 3.00 to 2.00."),
-        (["plain", "guarded"], False, "plain moved the base model's answers 10 times as far as g"),
+        (["plain", "guarded"], False, "Plain moved the base model's answers 10 times as far as g"),
         (["plain", "guarded"], True, "(KL 0.4 and 0.04 nats per token); the loss on the new task"),
     ],
 )

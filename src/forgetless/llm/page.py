@@ -67,8 +67,9 @@ def headline(models: Sequence[Mapping[str, Any]]) -> str:
         )
     times = most["kl"] / least["kl"]
     rounded = f"{times:.1f}" if times < 10 else f"{times:.0f}"
+    name = f"{most['name'][:1].upper()}{most['name'][1:]}"
     return (
-        f"{most['name']} moved the base model's answers {rounded} times as far as {least['name']} "
+        f"{name} moved the base model's answers {rounded} times as far as {least['name']} "
         f"(KL {most['kl']:.2g} and {least['kl']:.2g} nats per token){_compared(base, most, least)}."
     )
 
@@ -95,12 +96,21 @@ def _marked(before: Sequence[str], after: Sequence[str]) -> list[list[Piece]]:
 def changes(old: str, new: str) -> Iterator[Piece]:
     """The words of two texts: those of both, those that are gone, those that are new."""
     one, other = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (old, new))
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
-    for kind, start, stop, first, last in matcher.get_opcodes():
-        if kind == "equal":
-            yield "same", "".join(one[start:stop])
-            continue
-        if start < stop:
-            yield "gone", "".join(one[start:stop])
-        if first < last:
-            yield "new", "".join(other[first:last])
+    gone = came = ""
+    for kind, start, stop, first, last in SequenceMatcher(None, one, other, False).get_opcodes():
+        before, after = "".join(one[start:stop]), "".join(other[first:last])
+        # A space between two changes is part of one change.
+        if kind == "equal" and not (before.isspace() and (gone or came)):
+            yield from _changed(gone, came)
+            gone = came = ""
+            yield "same", before
+        else:
+            gone, came = gone + before, came + after
+    yield from _changed(gone, came)
+
+
+def _changed(gone: str, came: str) -> Iterator[Piece]:
+    if gone:
+        yield "gone", gone
+    if came:
+        yield "new", came

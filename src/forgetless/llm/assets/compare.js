@@ -85,19 +85,46 @@ function drawFigures(section) {
 
 function drawPlane(box, width) {
   const points = group().entries.map((e) => ({ e, x: base().task - e.task, y: e.kl, sd: e.error || 0 }));
-  const narrow = width < 480;
+  const middle = d3.mean(d3.extent(points, (d) => d.x));
+  // Names are beside their points, towards the middle.
+  const names = (left) =>
+    Plot.text(
+      points.filter((d) => d.x > middle === left),
+      {
+        x: "x",
+        y: "y",
+        text: (d) => clipped(d.e.label, 24),
+        dx: left ? -10 : 10,
+        textAnchor: left ? "end" : "start",
+        fill: "currentColor",
+        fontSize: 12,
+      },
+    );
   box.append(
     plot(width, "Learning against forgetting", {
       height: 320,
       marginLeft: 52,
-      marginRight: narrow ? 70 : 90,
+      marginRight: 24,
       marginBottom: 42,
-      x: { label: "the loss on the new task fell by →", labelAnchor: "center", labelArrow: "none", nice: true, ticks: narrow ? 4 : 6 },
+      x: {
+        label: "the loss on the new task fell by",
+        labelAnchor: "center",
+        labelArrow: "none",
+        nice: true,
+        ticks: width < 480 ? 4 : 6,
+      },
       y: { label: "KL to the base, nats per token", labelArrow: "none", nice: true, zero: true, grid: true, ticks: 6 },
       marks: [
-        Plot.ruleX(points, { x: "x", y1: (d) => Math.max(0, d.y - d.sd), y2: (d) => d.y + d.sd, stroke: (d) => colour(d.e), strokeWidth: 1.5 }),
+        Plot.ruleX(points, {
+          x: "x",
+          y1: (d) => Math.max(0, d.y - d.sd),
+          y2: (d) => d.y + d.sd,
+          stroke: (d) => colour(d.e),
+          strokeWidth: 1.5,
+        }),
         Plot.dot(points, { x: "x", y: "y", r: 5, fill: (d) => colour(d.e) }),
-        Plot.text(points, { x: "x", y: "y", text: (d) => clipped(d.e.label, narrow ? 12 : 22), dx: 9, dy: -1, textAnchor: "start", fill: "currentColor", fontSize: 12 }),
+        names(true),
+        names(false),
         tip(points, {
           x: "x",
           y: "y",
@@ -118,7 +145,7 @@ function drawPrompts(box, width) {
       marginLeft: 12,
       marginRight: 20,
       marginBottom: 42,
-      x: { type: "sqrt", label: "KL, nats per token (square-root scale)", labelAnchor: "center", labelArrow: "none", nice: true, zero: true, ticks: width < 480 ? 4 : 8 },
+      x: { type: "sqrt", label: "KL, nats per token (square-root scale)", labelAnchor: "center", labelArrow: "none", nice: true, zero: true, ticks: width < 480 ? 3 : 5 },
       y: { axis: null },
       fy: { domain: names, axis: null, padding: 0.1 },
       marks: [
