@@ -81,7 +81,7 @@ def main(folder: Path) -> None:
 
     found = compare(
         base,
-        {"plain fine-tuning": plain, "with a guard": guarded},
+        {"plain fine-tuning": plain, "guarded fine-tuning": guarded},
         tokenizer,
         _prompts.prompts(1),
         texts=[text[:1500] for text in [*topics.values()][:8]],

@@ -28,7 +28,8 @@ def test_words_that_changed_are_marked():
     pieces = [*changes("The sky is blue.", "The sea is blue, too.")]
     assert "".join(text for kind, text in pieces if kind != "new") == "The sky is blue."
     assert "".join(text for kind, text in pieces if kind != "gone") == "The sea is blue, too."
-    assert pieces[1:3] == [("gone", "sky "), ("new", "sea ")]
+    assert pieces[1:3] == [("gone", "sky"), ("new", "sea")]
+    assert [*changes("a b c", "x y c")] == [("gone", "a b"), ("new", "x y"), ("same", " c")]
     assert [*changes("same", "same")] == [("same", "same")]
     assert [*changes("", "new")] == [("new", "new")]
 
