@@ -54,7 +54,7 @@ def train(model, batches, answers=None) -> None:
     trained = [p.requires_grad_() for p in last if p.dim() > 1]
     optimizer = torch.optim.AdamW(trained, lr=LR)
     if answers is not None:
-        guard = forgetless.Guard(model, optimizer)
+        guard = forgetless.Guard(model, optimizer, forgetless.KronOGD())
         print(guard.estimate(answers))
         guard.protect(answers)
     for tokens in batches:

@@ -111,8 +111,11 @@ def test_models_that_cannot_be_compared():
         compare(base, base, tokenizer(), PROMPTS)
     with pytest.raises(ConfigError, match="a model of 15 tokens, not 'one of 20'"):
         compare(llama(), llama(vocabulary=20), tokenizer(), PROMPTS)
-    with pytest.raises(ConfigError, match="tuned must be"):
-        compare(llama(), {}, tokenizer(), PROMPTS)
+    for others in {}, {"base": llama(1), "other": llama(2)}:
+        with pytest.raises(ConfigError, match="by names other than 'base'"):
+            compare(llama(), others, tokenizer(), PROMPTS)
+    with pytest.raises(ConfigError, match="generates text, not int"):
+        compare(llama(), {"tuned": 3}, tokenizer(), PROMPTS)
 
 
 def test_a_model_that_has_diverged():

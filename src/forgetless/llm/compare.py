@@ -50,7 +50,10 @@ def compare(
         task: held-out texts of what was learned, whose loss should fall.
         max_new_tokens, batch_size, cache: as of `own_answers`.
     """
-    models = {BASE: base, **(tuned if isinstance(tuned, Mapping) else {"tuned": tuned})}
+    others = tuned if isinstance(tuned, Mapping) else {"tuned": tuned}
+    named = bool(others) and BASE not in others
+    require(named, "tuned", [*others], f"a model, or several by names other than {BASE!r}")
+    models = {BASE: base, **others}
     _check_models(models, tokenizer)
     asked = _accepted(questions or {})
     options: dict[str, Any] = {
@@ -80,11 +83,8 @@ def compare(
 
 def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
     """Reject models that are one and the same, or do not speak the same tokens."""
-    require(len(models) > 1, "tuned", {}, "a model, or several by names other than 'base'")
     base, *others = models.values()
-    for name, model in models.items():
-        known = isinstance(name, str) and isinstance(model, nn.Module)
-        require(known, "tuned", f"{name!r}: {type(model).__name__}", "models by name")
+    for model in models.values():
         check_pair(model, tokenizer)
     parts = set(map(id, base.parameters()))
     for model in others:
@@ -94,10 +94,8 @@ def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
                 "into the model that they are given): copy the base model before training, or "
                 "load it again"
             )
-        sizes = vocabulary(base), vocabulary(model)
-        require(
-            sizes[0] == sizes[1], "tuned", f"one of {sizes[1]}", f"a model of {sizes[0]} tokens"
-        )
+        wanted, known = vocabulary(base), vocabulary(model)
+        require(known == wanted, "tuned", f"one of {known}", f"a model of {wanted} tokens")
 
 
 @torch.no_grad()
@@ -139,8 +137,7 @@ def _loss(
     length = min(_WINDOW, context(model) or _WINDOW)
     windows = []
     for text in checked_prompts(texts, argument):
-        # In pieces, so that no tokenizer warns of a text that is longer than the context.
-        tokens = tokenizer(text, verbose=False)["input_ids"]
+        tokens = tokenizer(text, verbose=False)["input_ids"]  # no warning of long texts
         windows += [tokens[i : i + length] for i in range(0, len(tokens), length)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:

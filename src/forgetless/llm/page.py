@@ -6,12 +6,11 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
-from forgetless.report import palette
 from forgetless.report.document import asset, build_document
 
 _ours = partial(asset, package="forgetless.llm")
-# From the dimmest to the strongest of the palette's inks: the base model is grey.
-_FIRST = 1
+# Places of the palette: grey for the base model, then those that differ most.
+_BASE, _OTHERS = 1, (7, 2, 6, 3, 5, 4, 8, 9, 10, 11, 12, 13)
 Piece = tuple[str, str]  # "same", "gone" or "new", and the words
 
 
@@ -22,13 +21,13 @@ def build_page(content: Mapping[str, Any]) -> str:
         content: the prompts; the questions with the accepted answers; the models' numbers and
             answers, the base model's first.
     """
-    base, *others = content["models"]
-    places = [_FIRST, *_places(len(others))]
+    base = content["models"][0]
+    places = [_BASE, *(_OTHERS[n % len(_OTHERS)] for n in range(len(content["models"]) - 1))]
     entries = [
         {
             **{key: one[key] for key in ("kl", "error", "text", "task", "share", "each", "right")},
             "label": one["name"],
-            "colour": place % len(palette.LIGHT),
+            "colour": place,
             "answers": _marked(base["answers"], one["answers"]),
             "replies": _marked(base["replies"], one["replies"]),
         }
@@ -47,12 +46,6 @@ def build_page(content: Mapping[str, Any]) -> str:
         [_ours("assets/compare.js")],
         _ours("assets/compare.css"),
     )
-
-
-def _places(count: int) -> list[int]:
-    """Places of the palette that differ most, for models that have no colour of their own."""
-    order = [7, 2, 6, 3, 5, 4, 8, 9, 10, 11, 12, 13]
-    return [order[n % len(order)] for n in range(count)]
 
 
 def headline(models: Sequence[Mapping[str, Any]]) -> str:
