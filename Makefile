@@ -49,6 +49,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/tangent.py --repeats 5 --out
 	$(BIN)/python benchmarks/subspace.py --repeats 5 --out
 	$(BIN)/python benchmarks/guard.py --repeats 5 --out
+	$(BIN)/python benchmarks/language.py --out
 	$(BIN)/python benchmarks/tables.py
 
 # On a machine with a GPU, in a Python that has torch with CUDA.

@@ -15,6 +15,7 @@ from forgetless.linalg import (
     inner,
     matmul_long_rows,
     orthonormalize,
+    product_with_itself,
     project_cone,
     project_halfspace,
     project_out,
@@ -189,3 +190,10 @@ def test_a_margin_bounds_the_duals_from_below(seed, margin):
         torch.testing.assert_close(duals, torch.zeros(2).double(), atol=1e-9, rtol=0)
     else:
         assert (duals >= margin - 1e-9).all()
+
+
+@pytest.mark.parametrize("columns", [1, 255, 256, 1100])
+def test_a_product_with_itself_by_blocks(columns):
+    rows = torch.randn(40, columns, dtype=torch.float64)
+    found = product_with_itself(rows)
+    torch.testing.assert_close(found, rows.T @ rows, atol=1e-12, rtol=0)

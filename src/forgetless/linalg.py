@@ -26,6 +26,8 @@ _RESIDUAL_ULPS = 100.0
 _RIDGE = 1e-10
 # In place of a divisor that is zero: less than any sum of squares that matters.
 TINY = 1e-300
+# Columns of the blocks of a symmetric product: the least that is fast, and how many blocks.
+_BLOCK, _BLOCKS = 128, 8
 # The size of a product that keeps all of a GPU's processors busy.
 _BUSY = 1 << 18
 
@@ -124,6 +126,24 @@ def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lengths = torch.where(squares == 0, 1, squares).sqrt()
     cosines = gram / lengths.unsqueeze(-1) / lengths.unsqueeze(-2)
     return rows, cosines, lengths, lengths * scales.to(lengths)
+
+
+def product_with_itself(rows: Tensor) -> Tensor:
+    """Xᵀ X of rows (N, d), computed in their precision.
+
+    A CPU computes the blocks on and above the diagonal, which saves most of half the work.
+    """
+    d = rows.shape[1]
+    if rows.device.type != "cpu" or d < 2 * _BLOCK:
+        found: Tensor = rows.mT @ rows
+        return found
+    out = rows.new_empty(d, d)
+    height = max(_BLOCK, -(-d // _BLOCKS))
+    for start in range(0, d, height):
+        stop = min(start + height, d)
+        torch.mm(rows[:, start:stop].mT, rows[:, start:], out=out[start:stop, start:])
+        out[stop:, start:stop] = out[start:stop, stop:].mT
+    return out
 
 
 def _chunk(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.drift as module_under_test
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless.guard import TaskDrift
 from tests.methods.test_all_methods import TABLE
 from tests.methods.test_own_methods import METHODS as OWN
 
@@ -388,7 +389,7 @@ def test_reports_and_numbers_for_loggers():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     guard = Guard(model, optimizer, OGD(5))
-    assert guard.metrics() == {"removed": 0.0}
+    assert guard.metrics() == {}
     guard.end_task(task(0))
     train(model, optimizer, task(1), steps=3)
     assert guard.stats().drift is None
@@ -397,6 +398,7 @@ def test_reports_and_numbers_for_loggers():
     assert guard.stats().drift == drift
     assert guard.metrics() == {
         "removed": guard.stats().removed,
+        "blocked": guard.stats().blocked,
         "drift/task 1": row.drift,
         "changed/task 1": row.changed,
         "loss/task 1": row.loss,
@@ -480,6 +482,72 @@ def test_nothing_is_said_where_accuracy_is_kept(method):
     assert lost < 5
 
 
+def test_a_guard_that_does_about_nothing_says_so_where_no_drift_is_measured():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD(1), drift_samples=0)
+    guard.end_task((torch.full((1, 12), 1e-3), torch.tensor([0])))  # its bias is all that matters
+    model.requires_grad_(False)[0].weight.requires_grad_(True)
+    train(model, optimizer, task(1), steps=5)
+    assert guard.stats().removed < 0.01
+    with pytest.warns(
+        UserWarning, match=r"only 0\.\d% of the steps .* set samples above 1 to"
+    ) as w:
+        guard.end_task(task(1))
+    assert len(w) == 1
+    train(model, optimizer, task(2), steps=5)
+    guard.end_task(task(2))
+
+
+def learned_under(method, **options):
+    """A perceptron on digits, and then on digits that lie on their side."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    guard = Guard(model, optimizer, method, **options)
+    for turns in (0, 1):
+        x, y = digits(turns)[0]
+        x, order = x.flatten(1), torch.Generator().manual_seed(turns)
+        for index in torch.cat([torch.randperm(1200, generator=order) for _ in range(5)]).split(32):
+            optimizer.zero_grad()
+            cross_entropy(model(x[index]), y[index]).backward()
+            optimizer.step()
+        guard.end_task((x, y))
+    return float((model(x).argmax(1) == y).double().mean()), guard
+
+
+def test_a_task_that_is_learned_poorly_is_told_of():
+    words = (
+        r"task 2 is learned poorly under the guard: its loss has come \d+% of the way .* where "
+        r"earlier tasks had come 9\d%, and \d\d% of what the steps would learn was removed; "
+        "set energy below 0.99999"
+    )
+    with pytest.warns(UserWarning, match=words) as caught:
+        accuracy, guard = learned_under(KronOGD(energy=0.99999, samples=600))
+    assert accuracy < 0.7
+    assert guard.stats().blocked < 0.95  # at which another warning says so
+    assert len(caught) == 1
+    assert [w.filename for w in caught] == [__file__]
+
+
+@pytest.mark.parametrize("method", [KronOGD(samples=600), EWC(100)], ids=["kron-ogd", "ewc"])
+def test_a_task_that_is_learned_is_not(method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "task 1 is being forgotten")
+        accuracy, _ = learned_under(method)
+    assert accuracy > 0.75
+
+
+def test_outputs_that_move_for_the_better_are_no_forgetting():
+    moved = {"drift": 0.5, "changed": 0.3, "loss_then": 1.1}
+    assert not TaskDrift(1, 16, **moved, loss=1.0).is_forgotten
+    assert TaskDrift(1, 16, **moved, loss=1.2).is_forgotten
+    no_loss = {"loss_then": None, "loss": None}
+    assert TaskDrift(1, 16, 0.5, None, **no_loss).is_forgotten
+    assert TaskDrift(1, 16, 0.5, 0.3, **no_loss).is_forgotten
+    assert not TaskDrift(1, 16, 0.5, 0.1, **no_loss).is_forgotten
+
+
 def test_training_that_diverged_is_named():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -498,8 +566,10 @@ def test_without_a_method_that_protects_it_measures_and_says_nothing():
         model = mlp()
         optimizer = optim.SGD(model.parameters(), lr=0.5)
         guard = Guard(model, optimizer, SGD())
-        guard.end_task(task(0))
-        train(model, optimizer, task(1), steps=120)
+        x, y = task(0)
+        train(model, optimizer, (x, y), steps=20)
+        guard.end_task((x, y))
+        train(model, optimizer, (x, (y + 1) % 4), steps=120)
         guard.end_task(task(1))
     assert guard.stats().drift.tasks[0].is_forgotten
 

@@ -3,6 +3,8 @@
 import copy
 import doctest
 import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -11,7 +13,8 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.guard as module_under_test
-from forgetless import AGEM, EWC, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless import AGEM, EWC, GPM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless.guard import steps
 from forgetless.methods import Method
 from tests.methods.test_all_methods import TABLE
 
@@ -335,6 +338,18 @@ def test_what_is_trained_only_later_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chosen.end_task(task(0))
+
+
+def test_an_optimizer_with_more_parameters_is_told_of_as_it_is_attached():
+    model, _, guard = guarded()
+    model.append(nn.Linear(CLASSES, CLASSES))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"3\.weight is trained now .*guard\.adopt") as caught:
+        guard.attach(optimizer)
+    assert caught[0].filename == __file__
+    guard.adopt(model, optimizer)
+    guard.end_task(task(1))
+    assert "3.weight" in guard.names
 
 
 @pytest.mark.parametrize("options", [{}, {"params": ["0"]}, {"exclude": ["2"]}])
@@ -672,6 +687,74 @@ def test_a_fresh_adapter_is_only_half_protected(method):
     train(model, optimizer, task(1), steps=3)
     if method.name in ("ogd", "pca-ogd"):  # for KronOGD the gradient is too small for now
         assert guard.stats().layers["0.lora_A"] > 0
+
+
+class Adapter(nn.Module):
+    """The same as peft makes it, of linear layers."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.lora_A = nn.Linear(inputs, 4, bias=False)
+        self.lora_B = nn.Linear(4, outputs, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("method", [KronOGD(), GPM()], ids=["kron-ogd", "gpm"])
+def test_a_fresh_adapter_of_linear_layers_is_protected_by_its_inputs(method):
+    """Three directions of the inputs: what the adapter adds for them stays zero."""
+    make = lambda: nn.Sequential(Adapter(12, 40), nn.Tanh(), Adapter(40, 4))  # noqa: E731
+    model = seeded(make)
+    optimizer = optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    x, y = task(0)
+    x[:, 3:] = 0
+    guard = Guard(model, optimizer, method)
+    guard.end_task((x, y))  # without a warning
+    before = model[0].lora_A(x).detach()
+    train(model, optimizer, task(1), steps=30)
+    assert model[0].lora_B.weight.norm() > 0.1
+    assert guard.stats().layers["0.lora_A.weight"] > 0.1
+    moved = (model[0].lora_A(x) - before).norm() / before.norm()
+    assert moved < 0.02
+
+
+def test_a_script_that_stores_no_task_is_told_of_as_it_ends(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "from forgetless import Guard, OGD\n"
+        "model = torch.nn.Linear(3, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "def main():\n"
+        "    guard = Guard(model, optimizer, OGD(5))\n"
+        "    x, y = torch.randn(8, 3), torch.arange(8) % 2\n"
+        "    for _ in range(4):\n"
+        "        torch.nn.functional.cross_entropy(model(x), y).backward()\n"
+        "        optimizer.step()\n"
+        "main()\n"
+    )
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "a guard of 4 steps has protected nothing, because no task was stored" in run.stderr
+
+
+def test_at_the_end_of_a_script_that_stored_one_or_failed_nothing_is_said(monkeypatch):
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, OGD(5))
+    train(model, optimizer, task(0), steps=3)
+    monkeypatch.setattr(steps, "_attached", [guard._steps])
+    for has_stored, error in ((True, None), (False, ValueError())):
+        monkeypatch.setattr(steps.Steps, "has_stored", has_stored)
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        steps._warn_if_in_vain()
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    with pytest.warns(UserWarning, match="a guard of 3 steps has protected nothing"):
+        steps._warn_if_in_vain()
 
 
 @pytest.mark.parametrize("method", [AGEM(20), Joint()], ids=["a-gem", "joint"])

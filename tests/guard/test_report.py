@@ -47,17 +47,62 @@ def test_stats_against_an_explicit_projection():
         assert stats.layers[name] == pytest.approx(float(min(1.0, gone / whole)), rel=1e-2)
     assert str(stats).startswith(f"{stats.removed:6.1%} of 4 steps removed")
     guard.end_task(task(1))
-    assert guard.stats().steps == 0
-    assert set(guard.stats().layers.values()) == {0.0}
+    kept = guard.stats()  # of the finished task, until the next step
+    assert (kept.steps, kept.removed, kept.layers) == (4, stats.removed, stats.layers)
+    assert kept.tasks == 2
+    assert kept.drift.steps == 4
+    wander(model, optimizer, 5)
+    assert guard.stats().steps == 1
+
+
+def test_what_the_steps_would_have_learned():
+    """Of the first step and the eleventh, by an explicit projection."""
+    model, optimizer, guard = guarded(optimizer=partial(optim.SGD, lr=0.05, momentum=0.9))
+    basis = exact_basis(model, *task(0))
+    sums = torch.zeros(2).double()
+    for number in range(13):
+        plain = copy.deepcopy(model)
+        other = optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        before = flat(plain)
+        wander(plain, other, number)
+        step = before - flat(plain)
+        gradient = torch.cat([p.grad.flatten() for p in plain.parameters()]).double()
+        if number in (0, 10):
+            sums += torch.stack([gradient @ step, gradient @ ((step @ basis.T) @ basis)])
+        wander(model, optimizer, number)
+    stats = guard.stats()
+    assert stats.blocked == pytest.approx(float(sums[1] / sums[0]), rel=1e-3)
+    assert guard.metrics()["blocked"] == stats.blocked
+    assert f"{stats.blocked:6.1%} of what the steps would have learned" in str(stats)
+
+
+@pytest.mark.parametrize("method", [EWC(strength=50), OGD(20)], ids=["ewc", "ogd"])
+def test_going_up_along_minus_the_loss_is_blocked_alike(method):
+    found = []
+    for sign in (1, -1):
+        make = partial(optim.SGD, lr=0.05, maximize=sign < 0)
+        model, optimizer, guard = guarded(method=method, optimizer=make)
+        assert guard.stats().blocked is None
+        x, y = task(1)
+        for _ in range(21):
+            optimizer.zero_grad()
+            (sign * nn.functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+        found.append(guard.stats().blocked)
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert 0.01 < found[0] < 1
 
 
 def test_stats_of_steps_of_nothing():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     guard = Guard(model, optimizer, OGD())
+    assert str(guard.stats()) == "no task is stored yet: nothing is protected"
     guard.end_task(task(0))
     optimizer.step()  # no gradients yet
     assert guard.stats().steps == 0
+    assert str(guard.stats()) == "no step since the latest task was stored was changed"
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -84,7 +129,7 @@ def test_no_room_to_learn_is_said_once(project):
     model, optimizer, guard = crowded(OGD(200), project=project)
     with pytest.warns(
         UserWarning,
-        match=r"leave no room to learn: 100\.0% of the steps is removed; set samples below 200",
+        match=r"no room to learn: 100\.0% of what the steps would learn is removed; set samples",
     ) as caught:
         train(model, optimizer, task(1), steps=160)
     assert len(caught) == 1
@@ -98,6 +143,23 @@ def test_no_room_to_learn_is_said_at_the_end_of_a_short_task():
     train(model, optimizer, task(1), steps=5)
     with pytest.warns(UserWarning, match="leave no room to learn"):
         guard.end_task(task(1))
+
+
+def test_long_steps_of_a_head_that_is_full_leave_the_rest_room_to_learn():
+    """Two optimizers, one of a head whose steps are long and removed, one that learns."""
+    model = mlp()
+    body = optim.SGD(model[0].parameters(), lr=0.05)
+    head = optim.SGD(model[2].parameters(), lr=0.05, weight_decay=60.0)
+    guard = Guard(model, [body, head], OGD(300))
+    guard.end_task(task(0, n=300))
+    x, y = task(1)
+    for _ in range(60):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        body.step()
+        head.step()
+    stats = guard.stats()
+    assert stats.removed > 0.95 > stats.blocked
 
 
 def test_no_warning_where_there_is_room():

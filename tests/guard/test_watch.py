@@ -43,10 +43,22 @@ def at(moment, guard):
 
 
 @pytest.mark.parametrize("new", NEW.values(), ids=NEW)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_new_optimizer_that_was_not_attached(moment, new):
+def test_a_new_optimizer_that_was_not_attached(new):
+    """Its first step is told of, whether or not the guard is used again."""
     model, _, guard = guarded()
-    train(model, new(model.parameters()), task(1), steps=3)
+    with unguarded() as caught:
+        train(model, new(model.parameters()), task(1), steps=3)
+    assert len(caught) == 1
+    assert caught[0].filename.endswith("problems.py")
+    guard.end_task(task(1))  # once
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_weights_that_are_edited_again_and_again(moment):
+    model, _, guard = guarded()
+    for _ in range(6):
+        edited(model)
+        averaged(model)
     at(moment, guard)
     if moment != "remove":
         guard.stats()  # once
@@ -54,26 +66,25 @@ def test_a_new_optimizer_that_was_not_attached(moment, new):
 
 @every_method
 def test_whatever_the_method(method):
-    model, _, guard = guarded(method=method)
-    train(model, optim.Adam(model.parameters()), task(1), steps=3)
+    model, _, _ = guarded(method=method)
     with unguarded():
-        guard.end_task(task(1))
+        train(model, optim.Adam(model.parameters()), task(1))
 
 
 def test_one_that_is_attached_too_late():
     model, _, guard = guarded()
     new = optim.Adam(model.parameters())
-    train(model, new, task(1), steps=3)
     with unguarded():
-        guard.attach(new)
+        train(model, new, task(1), steps=3)
+    guard.attach(new)
+    train(model, new, task(1))
 
 
 def test_one_that_takes_over_in_the_middle_of_a_task():
-    model, optimizer, guard = guarded()
+    model, optimizer, _ = guarded()
     train(model, optimizer, task(1), steps=3)
-    train(model, optim.SGD(model.parameters(), lr=0.1), task(1), steps=10)
     with unguarded():
-        guard.end_task(task(1))
+        train(model, optim.SGD(model.parameters(), lr=0.1), task(1), steps=10)
 
 
 @pytest.mark.parametrize("new", NEW.values(), ids=NEW)
@@ -81,13 +92,80 @@ def test_a_second_optimizer_beside_the_guarded_one(new):
     model, optimizer, _ = guarded()
     second = new(model[2].parameters())
     train(model, optimizer, task(1))
-    second.step()
     with unguarded() as caught:
-        optimizer.step()
+        second.step()
     assert str(caught[0].message).startswith("2.weight was changed")
     assert caught[0].filename == __file__
-    second.step()
-    optimizer.step()  # once
+    optimizer.step()
+    second.step()  # once
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+def test_a_compiled_step_that_nothing_guards():
+    model, _, _ = guarded()
+    new = optim.SGD(model.parameters(), lr=0.1)
+    new.step = torch.compile(new.step, backend="eager")
+    with unguarded():
+        train(model, new, task(1))
+
+
+class Wrapped(optim.Optimizer):
+    """As SAM and Lookahead are: an optimizer that lets another one step."""
+
+    def __init__(self, inner):
+        super().__init__([*inner.param_groups], {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+
+@pytest.mark.parametrize("guards", ["the outer", "the inner"])
+def test_an_optimizer_inside_another_one(guards):
+    model = mlp()
+    inner = optim.SGD(model.parameters(), lr=0.05)
+    outer = Wrapped(inner)
+    guard = Guard(model, outer if guards == "the outer" else inner, OGD(20))
+    guard.end_task(task(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, outer, task(1), steps=3)
+    assert guard.stats().steps == 3
+
+
+def test_optimizers_of_other_models_and_copies_say_nothing():
+    model, optimizer, _ = guarded()
+    for other in (mlp(), copy.deepcopy(model)):
+        train(other, optim.SGD(other.parameters(), lr=0.1), task(1), steps=20)
+    train(model, optimizer, task(1))
+
+
+def test_a_guard_that_was_dropped_says_nothing():
+    def first_run(model):
+        optimizer = optim.SGD(model.parameters(), lr=0.05)
+        Guard(model, optimizer, OGD(20)).end_task(task(0))
+
+    model = mlp()
+    first_run(model)
+    train(model, optim.SGD(model.parameters(), lr=0.05), task(1), steps=3)
+
+
+def test_another_guard_on_the_new_optimizer_is_enough():
+    model, _, _ = guarded()
+    new = optim.SGD(model.parameters(), lr=0.05)
+    Guard(model, new, OGD(20)).end_task(task(0))
+    train(model, new, task(1), steps=3)
+
+
+def test_a_head_that_another_optimizer_trains_is_told_of_while_it_trains():
+    model = mlp()
+    body, head = (optim.SGD(model[i].parameters(), lr=0.05) for i in (0, 2))
+    guard = Guard(model, body, OGD(20))
+    guard.end_task(task(0))
+    with pytest.warns(ForgetlessWarning, match=r"^2\.weight is trained by an optimizer that") as w:
+        train(model, head, task(1), steps=20)
+    assert len(w) == 1
+    guard.end_task(task(1))
 
 
 def loaded(model):

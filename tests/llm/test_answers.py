@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from forgetless import ConfigError, DataError, Guard
+from forgetless import ConfigError, DataError, Guard, KronOGD
 from forgetless.guard.frameworks.transformers import GuardTrainerCallback
 from forgetless.llm import own_answers
 from forgetless.llm.answers import OwnAnswers
@@ -68,7 +68,7 @@ def test_a_guard_protects_them():
     model = llama()
     answers = own_answers(model, tokenizer(chat=True), PROMPTS, max_new_tokens=6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with Guard(model, optimizer) as guard:
+    with Guard(model, optimizer, KronOGD()) as guard:
         least, most = guard.estimate(answers).bytes
         guard.protect(answers)
         assert least <= guard.memory_report().bytes <= most
@@ -84,7 +84,7 @@ def test_a_guard_protects_them():
 def test_the_trainers_callback_protects_them(tmp_path):
     model = llama()
     answers = own_answers(model, tokenizer(), PROMPTS, max_new_tokens=6)
-    callback = GuardTrainerCallback(protect=answers, end_task=False)
+    callback = GuardTrainerCallback(KronOGD(), protect=answers, end_task=False)
     train(model, tokens(0), tmp_path, callback)
     assert callback.guard.tasks == 1
     assert callback.stats().removed > 0

@@ -49,7 +49,7 @@ def test_a_quantised_model_is_estimated_as_it_is_trained(saved):
 def test_the_command(saved, capsys):
     status, out, _ = forgetless(["estimate", saved, "--tokens", "8", "--samples", "5"], capsys)
     assert status == 0
-    assert "after the task, KronOGD" in out
+    assert "after the task" in out
     status, less, _ = forgetless(["estimate", saved, "--exclude", "model"], capsys)
     assert status == 0
     assert less != out

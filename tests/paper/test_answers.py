@@ -4,7 +4,7 @@ import pytest
 
 from forgetless.paper.answers import answers
 from forgetless.paper.artefacts import forgetting_gap
-from forgetless.paper.printed import TABLE1
+from tests.paper.artefacts.test_forgetting_gap import gap
 from tests.paper.artefacts.test_same_bytes import kept
 
 
@@ -25,23 +25,8 @@ def test_rows_in_bfloat16_are_answered_with_their_bytes(factored, word):
     assert "In bfloat16, 86.0 ± 0.0 with PCA-OGD, 10 directions (7 % more bytes)." in text
 
 
-@pytest.mark.parametrize(
-    ("noises", "words"),
-    [
-        ((1.0, 2.0, 3.0, 4.0, 5.0), "may explain some of it: that would raise F_T most where most"),
-        ((2.0, 1.0, 3.0, 1.0, 2.0), "does not explain it: what that would add to F_T is unrelated"),
-        ((5.0, 4.0, 3.0, 2.0, 1.0), "does not explain it: that would raise F_T most where least"),
-    ],
-)
-def test_what_noise_would_explain_follows_from_the_correlation(noises, words):
-    gaps = (1.0, 2.0, 3.0, 4.0, 5.0)
-    cells = {
-        method: {
-            "best": forgetting_gap.implied_best("rotated", method) - gap,
-            "best ever": 100.0,
-            "forgetting": [1.0],
-            "noisy": 1.0 + noise,
-        }
-        for method, gap, noise in zip(TABLE1["rotated"], gaps, noises, strict=True)
-    }
-    assert words in answered("difference in F_T", forgetting_gap={"rotated": cells})
+def test_the_normaliser_is_the_one_that_fits():
+    text = answered("difference in F_T", forgetting_gap=gap(forgetting_gap.LIKELY))
+    assert "Times T / (T − 1), the printed numbers fit" in text
+    text = answered("difference in F_T", forgetting_gap=gap(forgetting_gap.TEXT))
+    assert "Times T / (T − 1), the printed numbers do not fit" in text

@@ -45,14 +45,14 @@ def cells(**averages):
         ([90.0, 90.2], [70.0, 70.2], RELEASED_ONLY),
         ([70.0, 70.2], [90.0, 90.2], FAILS),
         ([80.0, 80.4], [80.0, 80.4], UNDECIDED),
-        # 0.5 ahead, by 0.1 and 0.9: two standard errors are 0.8.
+        # 0.5 ahead, by 0.1 and 0.9, ± 5.1.
         ([80.4, 80.8], [80.4, 80.8], UNDECIDED),
         # 0.4 ahead with both seeds, which share their weights and batches.
         ([80.7, 80.3], [80.7, 80.3], HOLDS),
         ([90.0, 90.2], [80.4, 80.8], UNDECIDED),
     ],
 )
-def test_the_best_method_must_be_ahead_by_two_standard_errors(released, corrected, expected):
+def test_the_best_method_must_be_clearly_ahead(released, corrected, expected):
     data = {
         "rotated": {
             name: cells(a_gem=own, sgd=[80.3, 79.9], ogd=[60.0, 60.0])
@@ -82,14 +82,17 @@ def table(shift, missing=0):
     data = {}
     for benchmark, method in names[missing:]:
         cell = TABLE1[benchmark][method]
-        found = {"average": [cell.accuracy + shift], "forgetting": [cell.forgetting + shift]}
+        found = {
+            "average": [cell.accuracy + shift] * 5,
+            "forgetting": [cell.forgetting + shift] * 5,
+        }
         data.setdefault(benchmark, {})[method] = found
     return data, [f"{b} {m}" for b, m in names[:missing]]
 
 
 @pytest.mark.parametrize(
     ("shift", "missing", "expected"),
-    [(1.4, 0, HOLDS), (20.0, 0, FAILS), (1.4, 1, UNDECIDED), (20.0, 5, UNDECIDED)],
+    [(0.1, 0, HOLDS), (20.0, 0, FAILS), (0.1, 1, UNDECIDED), (20.0, 5, UNDECIDED)],
 )
 def test_table_1_is_decided_by_all_its_cells(shift, missing, expected):
     data, lacks = table(shift, missing)
@@ -100,8 +103,8 @@ def test_table_1_is_decided_by_all_its_cells(shift, missing, expected):
     ("pca", "expected"),
     [
         ([80.0, 80.2], HOLDS),
-        ([79.5, 80.3], HOLDS),  # behind by 0.2, within two standard errors
-        ([79.4, 79.7], FAILS),  # behind by 0.55, with both seeds
+        ([79.9, 80.1], HOLDS),  # behind by 0.1, with both seeds
+        ([79.5, 80.3], UNDECIDED),  # behind by 0.2 ± 3.8
         ([70.1, 70.0], FAILS),
     ],
 )
@@ -118,7 +121,7 @@ def test_twice_as_efficient_means_as_good_with_half_the_memory(pca, expected):
 def test_twice_as_efficient_is_not_as_good_where_more_memory_does_not_help():
     same = {d: {"average": [80.0, 80.2]} for d in ("100", "200")}
     data = {"rotated": {"ogd": same, "pca-ogd": same}}
-    assert verdict("twice as memory efficient", memory=data) == FAILS
+    assert verdict("twice as memory efficient", memory=data) == UNDECIDED
 
 
 @pytest.mark.parametrize(("several", "expected"), [(0.9, HOLDS), (1.5, FAILS)])
@@ -203,11 +206,12 @@ def test_the_correlation_is_given_with_and_without_gem_nt():
         )
     }
     word, measured, why = finding("go with a smaller drop", overlap_later=data)
-    assert (word, measured) == (FAILS, "-0.20 over 4 points, p = 0.8")
+    assert (word, measured) == (UNDECIDED, "-0.20 over 4 points, p = 0.92")
     assert "1.00 over the 3 without GEM-NT" in why
     data["rotated"]["ogd 100"]["drop"] = [20, 0]  # OGD drops least in the second seed
     _, _, why = finding("go with a smaller drop", overlap_later=data)
-    assert why.endswith("; in single seeds -0.20, 0.00")
+    assert "; in single seeds -0.20, 0.00; changed after the numbers were known" in why
+    assert why.endswith("the rule before (at least 0.8): *does not hold*")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +219,7 @@ def test_the_correlation_is_given_with_and_without_gem_nt():
     [
         ([10, 20, 30, 40, 50, 60], HOLDS),
         ([20, 10, 60, 30, 50, 40], UNDECIDED),  # 0.6, p = 0.2
+        ([50, 60, 30, 40, 10, 20], UNDECIDED),  # -0.83, p = 0.06
         ([60, 50, 40, 30, 20, 10], FAILS),
     ],
 )
@@ -227,7 +232,7 @@ def test_overlap_and_drop_must_clearly_go_together(drops, expected):
 
 @pytest.mark.parametrize(
     ("last", "expected"),
-    [((0.2, 0.1), HOLDS), ((0.1, -0.1), UNDECIDED), ((-0.2, -0.1), FAILS)],
+    [((0.2, 0.1) * 2, HOLDS), ((0.1, -0.1) * 2, UNDECIDED), ((-0.2, -0.1) * 2, FAILS)],
 )
 def test_an_advantage_grows_by_more_than_noise_or_not(last, expected):
     """PCA-OGD's advantage: none with the least memory, with the most that of each seed."""
@@ -235,14 +240,14 @@ def test_an_advantage_grows_by_more_than_noise_or_not(last, expected):
     def later(*largest):
         return {"later": {"2": {"largest": list(largest)}}, "drop": [1, 1]}
 
-    of = {"ogd 25": later(0.5, 0.5), "pca-ogd 25": later(0.5, 0.5), "ogd 50": later(0.5, 0.5)}
+    of = dict.fromkeys(("ogd 25", "pca-ogd 25", "ogd 50"), later(*[0.5] * 4))
     of["pca-ogd 50"] = later(*(0.5 - gain for gain in last))
     data = dict.fromkeys(("rotated", "cifar", "permuted"), of)
     word, _, why = finding("gives PCA-OGD a larger advantage", overlap_later=data)
     assert word == expected
     assert ("clearly at O(1→2) of 1" in why) is (expected == HOLDS)
     other = verdict("but not on Permuted, where", overlap_later=data)
-    assert other == (FAILS if expected == HOLDS else HOLDS)
+    assert other == {HOLDS: FAILS, FAILS: HOLDS}.get(expected, UNDECIDED)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +303,8 @@ def test_drops_are_a_reason_only_where_they_differ(pca, expected, reason):
 )
 def test_eigenvalues_that_differ_by_noise_do_not_decide(lead, expected):
     data = {"rotated": overlaps(ogd_25=(0.5, 20.0), pca__ogd_25=(0.5 - lead, 10.0))}
-    # Two standard errors of the difference are 0.1.
-    data["rotated"]["ogd 25"]["later"]["15"]["largest"] = [0.45, 0.55]
+    # Half the interval of the difference is 12.7 standard errors of two seeds, 0.06.
+    data["rotated"]["ogd 25"]["later"]["15"]["largest"] = [0.495, 0.505]
     assert verdict("its eigenvalues of O(1→15) are lower", overlap_later=data) == expected
 
 
@@ -326,22 +331,24 @@ def test_cells_with_more_forgetting_are_said_to_be_higher_than_whose():
 @pytest.mark.parametrize(
     ("ten", "shift", "expected"),
     [
-        ([79.0, 81.0], 0.0, HOLDS),  # below the best by 1, by 2 and by 0: two standard errors are 2
-        ([77.0, 79.0], 0.0, RELEASED_ONLY),
+        ([80.9, 81.0], 0.0, HOLDS),
+        ([79.0, 81.0], 0.0, UNDECIDED),  # below the best by 1 ± 12.7
+        ([77.0, 77.1], 0.0, RELEASED_ONLY),
         (None, 0.0, RELEASED_ONLY),
-        ([79.0, 81.0], 20.0, FAILS),
+        ([80.9, 81.0], 20.0, FAILS),
     ],
 )
 def test_a_strength_is_as_good_as_the_best_within_noise(ten, shift, expected):
     tried = {"1": [60.0, 60.0], "10": ten, "30": [81.0, 81.0], "100": None}
     table = {
-        b: {"ewc": {"average": [TABLE1[b]["ewc"].accuracy + shift]}}
+        b: {"ewc": {"average": [TABLE1[b]["ewc"].accuracy + shift] * 5}}
         for b in ("permuted", "rotated", "split")
     }
     search = {f"{b} corrected": tried for b in table}
     word, measured_, _ = finding("EWC with strength 10", ewc_strength=search, table1=table)
     assert word == expected
-    shown = "diverged" if ten is None else f"+{81 - sum(ten) / 2:.1f} ± 2.0 (30, 2 seeds)"
+    noise = ten and 12.706 * (ten[1] - ten[0]) / 2
+    shown = "diverged" if ten is None else f"{81 - sum(ten) / 2:+.1f} ± {noise:.1f} (30, 2 seeds)"
     assert f"Split MNIST {shown}" in measured_
 
 
@@ -365,10 +372,10 @@ def following(permuted, rotated):
     """SGD's singular values of O(1→2), and PCA-OGD's, with least and with most memory."""
     return {
         benchmark: {
-            "sgd 100": {"largest": [largest[0]], "mean": [mean]},
+            "sgd 100": {"largest": [largest[0]] * 2, "mean": [mean] * 2},
             **{f"ogd {d}": {} for d in (25, 200)},
             **{
-                f"pca-ogd {d}": {"largest": [v], "mean": [v / 2]}
+                f"pca-ogd {d}": {"largest": [v] * 2, "mean": [v / 2] * 2}
                 for d, v in zip((25, 200), largest, strict=True)
             },
         }
@@ -386,8 +393,9 @@ def following(permuted, rotated):
 )
 def test_how_large_the_largest_is_follows_from_it(mean, largest, expected, why):
     data = following((mean, (largest, largest)), (0.5, (1.0, 1.0)))
-    found = finding("Permuted's eigenvalues are very small", overlap_next=data)
-    assert found[::2] == (expected, why)
+    word, _, found = finding("Permuted's eigenvalues are very small", overlap_next=data)
+    assert word == expected
+    assert found.startswith(why or "changed after the numbers were known")
 
 
 @pytest.mark.parametrize(("most", "expected"), [(0.45, HOLDS), (0.25, FAILS)])
@@ -436,3 +444,35 @@ def test_results_of_different_seeds_are_not_compared():
         "table1": {"data": {}, "seeds": "2"},
     }
     assert judged(claim, records) == (UNDECIDED, "", "measured with different seeds: 2 and 3,4")
+
+
+def test_a_rule_that_was_changed_is_shown_with_what_it_said():
+    data = {"rotated": {"released": cells(a_gem=[81.0, 81.6], sgd=[80.8, 80.9])}}
+    # 0.45 ahead, by 0.2 and 0.7: two standard errors are 0.5, half the interval 3.2.
+    word, _, why = finding("A-GEM is the best on Rotated", protocols=data)
+    assert word == UNDECIDED
+    assert "the rule before" not in why
+    data["rotated"]["released"]["a-gem"]["average"] = [81.2, 81.5]  # by 0.4 and 0.6
+    word, _, why = finding("A-GEM is the best on Rotated", protocols=data)
+    assert word == UNDECIDED
+    assert why.endswith("the rule before (two standard errors): *holds*")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(0.1, 0.9, HOLDS), (-0.1, 0.9, UNDECIDED), (-0.9, -0.1, FAILS)]
+)
+def test_forgetting_grows_with_alignment_where_the_interval_says_so(low, high, expected):
+    data = {"Rotated": {"mean_overlap lost": [(low + high) / 2, low, high]}}
+    assert verdict("the accuracy that is lost", alignment=data) == expected
+
+
+@pytest.mark.parametrize(
+    ("pca", "expected"),
+    [([2.0, 2.1], RELEASED_ONLY), ([0.4, 2.1], UNDECIDED), ([0.0, 0.1], UNDECIDED)],
+)
+def test_the_worst_case_needs_a_mean_and_a_clear_rise(pca, expected):
+    methods = ("sgd", "ogd", "pca-ogd")
+    toy = {"500 215": {"rise": {m: [[1.0, 1.0, 0.0]] * 2 for m in methods}}}
+    found = {"OGD": [0.0, 0.001], "PCA-OGD, centred": pca, "PCA-OGD, uncentred": [0.0, 0.0]}
+    shifted = {"means": {"2": found}}
+    assert verdict("OGD forgets almost nothing", toy=toy, toy_mean=shifted) == expected

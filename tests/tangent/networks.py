@@ -127,6 +127,36 @@ class Attention(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(2))
 
 
+class RootMeanSquare(nn.Module):
+    """A norm that torch does not know, as language models bring their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(D) + 0.5)
+
+    def forward(self, x):
+        return self.weight * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def own_norms(batch_first: bool):
+    """A norm with samples in the first dimension or in the second, used twice; shared positions."""
+
+    def run(m, t):
+        x = m.tokens(t) + m.places(torch.arange(t.shape[1]).unsqueeze(0))
+        x = x if batch_first else x.transpose(0, 1)
+        x = m.norm(torch.tanh(m.along(m.norm(x))))
+        return m.last(x.mean(1 if batch_first else 0))
+
+    return Calls(
+        run,
+        tokens=nn.Embedding(V, D),
+        places=nn.Embedding(5, D),
+        along=nn.Linear(D, D),
+        norm=RootMeanSquare(),
+        last=nn.Linear(D, 3),
+    )
+
+
 def transformer():
     """Token and position embeddings, a block, and the token embedding again as output layer."""
 

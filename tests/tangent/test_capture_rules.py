@@ -124,11 +124,18 @@ WHOLE = {
         net.frames, (3, 2, 3, 3),
         {"conv.weight": "conv", "norm.weight": "norm", "norm.bias": "norm"},
     ),
-    "bare": (net.Bare, (4,), {"matrix": "vmap", "scale": "vmap", "idle": "unused"}),
+    **{
+        f"own norms, {where}": (
+            partial(net.own_norms, where == "samples first"), None,
+            {"tokens.weight": "embedding", "places.weight": "embedding", "norm.weight": "layer"},
+        )
+        for where in ("samples first", "positions first")
+    },
+    "bare": (net.Bare, (4,), {"matrix": "layer", "scale": "layer", "idle": "unused"}),
     "lstm": (partial(net.recurrent, nn.LSTM), (4, 3), LSTM),
     "gru": (partial(net.recurrent, nn.GRU), (4, 3), LSTM),
     "branch": (net.Branching, (4,), {"weight": "loop"}),
-    "subclass": (lambda: net.Doubled(4, 3), (4,), {"weight": "vmap", "bias": "vmap"}),
+    "subclass": (lambda: net.Doubled(4, 3), (4,), {"weight": "layer", "bias": "layer"}),
 }  # fmt: skip
 
 CASES = {

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from forgetless import ConfigError
+from forgetless.subspace.dense import _merged
 from forgetless.tangent import (
     bytes_by_parameter,
     concatenated,
     empty_features,
     from_tensors,
-    merged,
     stored,
     stored_bytes,
     tangent_features,
@@ -153,12 +153,12 @@ def test_tokens_outside_of_the_vocabulary_are_refused(monkeypatch):
 def test_scalars_of_a_sample_are_laid_end_to_end():
     model = built(lambda: nn.Linear(4, 3))
     phi = tangent_features(model, random(6, 4), chunk=4)
-    whole = merged(phi)
+    whole = _merged(phi)
     assert len(whole.source) == 1
     order = [row for start, stop in ((0, 4), (4, 6)) for k in range(3)
              for row in range(start * 3 + k, stop * 3, 3)]  # fmt: skip
     torch.testing.assert_close(whole.dense(), phi.dense()[order])
-    assert merged(whole) is whole
+    assert _merged(whole) is whole
 
 
 def test_gradients_of_many_positions_are_kept_as_rows_where_factors_save_little(monkeypatch):

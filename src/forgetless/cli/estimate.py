@@ -31,7 +31,7 @@ def estimate_command(
         ),
     ] = None,
 ) -> None:
-    """Say what `Guard.protect` with KronOGD will take of a language model, on this machine.
+    """Say what `Guard.protect` will take of a language model, on this machine.
 
     The model's configuration is read; no weight is loaded and nothing is trained.
     """

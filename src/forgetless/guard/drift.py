@@ -28,6 +28,11 @@ _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also 
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
 _CHANGED = 0.25  # share of predictions
+# A task is learned poorly if its loss has come less near to zero, from that of a constant answer,
+# than this share of what earlier ones had; if so much of its progress was removed, that is why.
+_LEARNED = 0.8
+_BLOCKED = 0.8
+_KNOWN = 0.1  # that earlier ones must have had at least
 _FAR = 100  # a larger drift is not told in percent
 _LITTLE = 0.01  # share of the steps removed that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
@@ -69,9 +74,12 @@ class TaskDrift:
     def is_forgotten(self) -> bool:
         """Whether the outputs have moved far and for the worse, or are outvoted by new ones."""
         least = 0.0 if self.changed is None else _RISE
-        rose = (
-            self.loss is None or self.loss_then is None or not self.loss <= self.loss_then + least
-        )
+        if self.loss is not None and self.loss_then is not None and self.loss < self.loss_then:
+            return False
+        if self.loss is None or self.loss_then is None:
+            rose = self.changed is None  # nothing else tells whether they moved for the worse
+        else:
+            rose = not self.loss <= self.loss_then + least
         changed = (self.changed or 0.0) >= _CHANGED
         # The outputs of a head that has grown may be outvoted by new ones without moving.
         outvoted = changed and rose
@@ -141,7 +149,7 @@ class DriftCheck:
         self.model = model
         self._method = method
         self._seed = seed
-        self._warned = self._failed = self._was_forgotten = False
+        self._warned = self._failed = self._hindered = self._was_forgotten = False
         self.start({}, 0)
 
     def start(self, kept: Mapping[int, StoredSamples], steps: int) -> None:
@@ -243,6 +251,8 @@ class DriftCheck:
             removed: share of the steps that was removed; None if none was projected.
             ends: whether the present task ends.
         """
+        if not self.samples and removed is not None and removed < _LITTLE:
+            self._warn_of_little(removed)
         if drift is None or not drift.tasks:
             return
         self.latest = drift
@@ -253,6 +263,48 @@ class DriftCheck:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))
+
+    def _warn_of_little(self, removed: float) -> None:
+        """Warn, once, that directions remove about nothing, where no drift tells if they should."""
+        if self._method.keeps_directions and not self._warned:
+            self._warned = True
+            more = self._method.advice(more=True)
+            warn_caller(
+                f"only {removed:.1%} of the steps was removed, so the earlier tasks are protected "
+                "little, unless the new one does not touch them: check them on data, or let the "
+                f"guard do so (drift_samples){f'; {more} to protect more' if more else ''}"
+            )
+
+    def report_learning(self, task: int, blocked: float | None) -> None:
+        """Warn, once, if a task was stored that the method has kept from being learned.
+
+        Arguments:
+            task: its number, from 1.
+            blocked: share of its progress that was removed, if that is known.
+        """
+        shares = {number: self._learned(samples) for number, samples in self.kept.items()}
+        new = shares.pop(task, None)
+        earlier = [share for share in shares.values() if share is not None]
+        if new is None or not earlier or blocked is None or blocked < _BLOCKED:
+            return
+        usual = sum(earlier) / len(earlier)
+        is_learned = usual < _KNOWN or new >= _LEARNED * usual
+        if self._hindered or not self._method.protects or is_learned:
+            return
+        self._hindered = True
+        warn_caller(
+            f"task {task} is learned poorly under the guard: its loss has come {max(0.0, new):.0%} "
+            f"of the way from that of a constant answer to zero, where earlier tasks had come "
+            f"{usual:.0%}, and {blocked:.0%} of what the steps would learn was removed; "
+            f"{self._method.advice(more=False) or 'store less'}, or train longer, or protect fewer "
+            "parameters (params)"
+        )
+
+    def _learned(self, samples: StoredSamples) -> float | None:
+        """How far the loss had come from that of a constant answer to zero when it was stored."""
+        constant = self.model.loss.of_constant([part.target for part in samples.parts])
+        losses = [part.extra["loss"] for part in samples.parts if "loss" in part.extra]
+        return 1 - float(torch.cat(losses).mean()) / constant if constant and losses else None
 
     def _warning(self, worst: TaskDrift, removed: float | None) -> str:
         """What happened to a task, and what may help."""
@@ -317,6 +369,7 @@ def _outputs_at_once(model: GuardedModel, part: Part, theta: Tensor | None) -> d
             some = torch.linspace(0, tensor.shape[1] - 1, _WIDTH, device=tensor.device)
             found[name] = tensor[:, some.long()]
     try:
+        model.loss.check(outputs, target, part.target)
         found["loss"] = model.loss.mean(outputs, target).expand(len(part))
     except (ConfigError, IndexError):  # IndexError: a label that is no output
         if model.loss.function is not None:

@@ -1,7 +1,7 @@
 """What storing a task will cost, before anything runs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, final
 
@@ -9,14 +9,21 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from forgetless.guard.batches.loading import TaskData
 from forgetless.guard.batches.outputs import logits_of
-from forgetless.guard.batches.samples import Part, StoredSamples
+from forgetless.guard.batches.samples import Part, StoredSamples, Unpack
 from forgetless.guard.model import GuardedModel
+from forgetless.guard.state import chosen_storage
 from forgetless.linalg import float64
-from forgetless.methods.cost import Work
+from forgetless.methods import Method
+from forgetless.methods.cost import TaskProbe, Work
+from forgetless.subspace import Storage
+from forgetless.support.memory import shortage_of
 from forgetless.support.validation import format_bytes
 from forgetless.tangent import eval_mode
 
+_TRIED = 64  # samples that an estimate runs
+_OWN = 20  # times that a guarded step reads or writes all weights besides the method
 # Sizes at which a machine's speed is measured: of products, eigenvalue problems, and copies.
 _PRODUCT, _EIGEN, _COPY = 512, 256, 1 << 22
 _RUNS = 3  # other processes disturb a single one
@@ -149,3 +156,83 @@ class Speed:
             float(act().sum())
             taken.append(perf_counter() - began)
         return min(taken)
+
+
+def estimated(
+    data: Any,
+    model: GuardedModel,
+    method: Method[Any],
+    storage: Storage,
+    *,
+    tasks: int,
+    stored: int,
+    unpack: Unpack | None,
+    budget: int | None,
+    chooses: bool,
+) -> Estimate:
+    """What storing one more task will cost.
+
+    Arguments:
+        data: of the task, as a loader gives it; None if there is none.
+        model: the model.
+        method: the method.
+        storage: how it stores directions, unless it is chosen by the data.
+        tasks: how many are stored.
+        stored: their bytes.
+        unpack: from a batch to inputs and target.
+        budget: bytes for directions; None without a limit.
+        chooses: whether the budget chooses the storage.
+    """
+    size = sample_bytes = samples = None
+    if data is not None:
+        task = TaskData(data, unpack, torch.Generator())
+        size, few = task.known_size, task.few(_TRIED)
+        sample_bytes = sum(t.nbytes for t in few.named().values()) // len(few)
+        samples = StoredSamples((few,))
+    if chooses and samples is not None:
+        phi = model.features(StoredSamples((few.mapped(lambda t: t[:4]),)))
+        storage = replace(chosen_storage(phi, method), max_rank=storage.max_rank)
+    parameters = model.parameters
+    probe = TaskProbe(
+        tasks,
+        stored,
+        parameters.layout,
+        parameters.empty().element_size(),
+        storage,
+        size,
+        sample_bytes,
+        lambda: model.moment_shapes(samples),
+        None if samples is None else lambda: model.features(samples),
+        None if samples is None else lambda: model.input_shapes(samples),
+    )
+    cost = method.cost(probe)
+    words = str(storage) if method.demand() is not None else method.label
+    if cost is None:
+        name = type(method).__name__
+        reason = f"{name} does not say what it stores (Method.cost)"
+        known = type(method).cost is not Method.cost or method.demand() is not None
+        if known:
+            missing = "data" if data is None else "data whose size is known"
+            reason = f"{name} needs {missing} for that"
+        return Estimate(words, None, None, None, None, notes=(reason,))
+    least, most = cost.least, cost.most
+    if budget is not None and most > budget:
+        least, most = 0, budget
+    speed = None if samples is None else Speed(model, samples)
+    # What is stored already is not free.
+    needed, device = cost.peak - probe.stored, working_device(parameters.device)
+    own = Work(bytes=_OWN * probe.vector if method.protects else 0)
+    notes = [] if data is not None else ["without data every layer counts as used, on its own"]
+    if parameters.device.type == "meta" and speed is not None:
+        notes.append("without weights: seconds are multiplications at this machine's speed")
+    if size is None:
+        notes.append("the number of samples is unknown: the method's most are counted")
+    return Estimate(
+        words,
+        (least, most),
+        cost.peak,
+        None if speed is None else speed.seconds(cost.storing),
+        None if speed is None else speed.seconds(cost.step) + speed.seconds(own),
+        shortage_of("storing the task", needed, device),
+        tuple(notes),
+    )

@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Never, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from forgetless.guard.batches.loading import TaskData
 from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
@@ -16,8 +16,8 @@ from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
 from forgetless.guard.drift import Drift, DriftCheck
-from forgetless.guard.estimate import Estimate, Speed, working_device
-from forgetless.guard.model import GuardedModel, full_precision
+from forgetless.guard.estimate import Estimate, estimated
+from forgetless.guard.model import GuardedModel, full_precision, unwrapped
 from forgetless.guard.parameters import (
     FrozenStatistics,
     Parameters,
@@ -25,8 +25,6 @@ from forgetless.guard.parameters import (
     chosen_parameters,
     grown_names,
     protected_names,
-    unprotected,
-    untrained_versions,
 )
 from forgetless.guard.report import MemoryReport, Stats, directions_report, samples_report
 from forgetless.guard.state import (
@@ -36,14 +34,14 @@ from forgetless.guard.state import (
     empty_shard,
     from_dict,
     require_rows_fit,
+    storage_of,
     to_dict,
     voted_storage,
 )
-from forgetless.guard.steps import Projected, Steps
+from forgetless.guard.steps import Projected, Steps, projected, torch_optimizers
 from forgetless.guard.view import GuardedTask, GuardView
-from forgetless.guard.watch import LOADS
+from forgetless.guard.watch import Coverage
 from forgetless.methods import KronEWC, Method
-from forgetless.methods.cost import TaskProbe, Work
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -51,8 +49,8 @@ from forgetless.methods.state import (
     grown_state,
     state_tensors,
 )
-from forgetless.subspace import STORAGES, Storage
-from forgetless.support.memory import shortage_of
+from forgetless.subspace import Storage
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     ConfigError,
@@ -63,9 +61,6 @@ from forgetless.support.validation import (
     whole,
 )
 from forgetless.tangent.evaluation import eval_mode
-
-_TRIED = 64  # samples that an estimate runs
-_OWN = 20  # times that a guarded step reads or writes all weights besides the method
 
 
 @final
@@ -111,6 +106,7 @@ class Guard:
         drift_samples: samples kept of each task, with the outputs on them, to check how far these
             move later (`drift()`); 0 keeps none and checks nothing.
         seed: of the choice of samples.
+        progress: whether a bar shows on a terminal how far `end_task` is, if it takes long.
 
     Example:
         >>> import torch, forgetless
@@ -141,6 +137,7 @@ class Guard:
         process_group: Any = None,
         drift_samples: int = 16,
         seed: int = 0,
+        progress: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -148,18 +145,17 @@ class Guard:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
         module = unwrapped(model)
-        optimizers = _torch_optimizers(optimizer)
+        optimizers = torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
         self.method = method
-        self.project = _projected(method, project)
+        self.progress = progress
+        self.project = projected(method, project)
         reshard(module)
         self._process_group = process_group
         chosen = chosen_parameters(module, params, exclude)
         self._parameters = Parameters(module, protected_names(module, optimizers, chosen))
-        self._exclude = exclude
-        self._chosen = None if params is None else chosen
-        self._warned_of: set[str] = set()
-        self._others = {} if params is not None else untrained_versions(module, optimizers, exclude)
+        self._coverage = Coverage(None if params is None else chosen, exclude)
+        self._coverage.begin(module, optimizers)
         self.ranks = training_ranks(model, self._parameters.tensors, method, process_group)
         if self.ranks is not None and method.needs_batch:
             raise ConfigError(
@@ -177,7 +173,7 @@ class Guard:
         self._column_ranks = self.ranks if sharded else None
         layout = self._parameters.layout if sharded else None
         self._storage = replace(
-            _storage_of(storage, max_rank), ranks=self._column_ranks, layout=layout
+            storage_of(storage, max_rank), ranks=self._column_ranks, layout=layout
         )
         self._asked = None if storage is None else self._storage
         whole(0).check("seed", seed)
@@ -195,8 +191,8 @@ class Guard:
         self._drift = DriftCheck(self._model, method, drift_samples, seed)
         self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
-        self._steps.attach(optimizers)
-        self._groups = self._steps.groups
+        self._finished: Stats | None = None  # of the task that was stored last
+        self._attach(optimizers)
 
     @property
     def tasks(self) -> int:
@@ -216,9 +212,14 @@ class Guard:
         """
         reshard(self._model.module)
         self._parameters.check_current(self._model.module)
-        self._steps.attach(_torch_optimizers(optimizer))
-        self._groups = self._steps.groups
+        self._attach(torch_optimizers(optimizer))
         self._freeze()
+        if self.tasks:
+            self._warn_of_unprotected()
+
+    def _attach(self, optimizers: Sequence[Optimizer]) -> None:
+        self._steps.attach(optimizers)
+        self._coverage.has_new_groups(self._steps.groups)
 
     def adopt(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
         """Continue with a model that has grown, such as by a head with more classes.
@@ -234,11 +235,11 @@ class Guard:
         self._steps.watch.between_steps()
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        module, optimizers = unwrapped(model), _torch_optimizers(optimizer)
+        module, optimizers = unwrapped(model), torch_optimizers(optimizer)
         reshard(module)
-        old, chosen = self._parameters, self._chosen
+        old, chosen = self._parameters, self._coverage.chosen
         if chosen is None:
-            chosen = chosen_parameters(module, None, _present(module, self._exclude))
+            chosen = chosen_parameters(module, None, self._coverage.excluded(module))
         parameters = Parameters(module, grown_names(module, optimizers, old.names, chosen))
         growth = old.growth(parameters)
         ranks = training_ranks(model, parameters.tensors, self.method, self._process_group)
@@ -259,27 +260,37 @@ class Guard:
         self._steps.detach()
         self._parameters, self._model, self.ranks, self._steps = parameters, grown, ranks, steps
         self._drift.model = grown
-        steps.attach(optimizers)
-        self._groups = steps.groups
+        self._attach(optimizers)
         if self._frozen is not None:
             self._frozen.restore()
             self._frozen = FrozenStatistics(module)
         if now is not None:
             self._set(now)
 
+    def has_grown(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> bool:
+        """Whether a model has more rows or more trained parameters than the guard: then `adopt` it.
+
+        Arguments:
+            model: the model.
+            optimizer: one that trains it, or a list.
+        """
+        module, optimizers = unwrapped(model), torch_optimizers(optimizer)
+        new = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        old = self._parameters.shapes
+        more = any(new.get(name, shape) != shape for name, shape in old.items())
+        return more or bool(self._coverage.unprotected(module, optimizers, self.names))
+
     def remove(self) -> None:
         """Detach from the optimizer; the stored tasks stay."""
         self._detach(complains=True)
 
     def _detach(self, *, complains: bool) -> None:
-        steps = self._steps
-        idle = self.method.protects and self.method.idle_before_first_task
-        if complains and steps.is_attached and steps.steps and idle and not self.tasks:
+        if complains and self._steps.is_in_vain:
             warn_caller(
-                f"the guard is removed after {steps.steps} steps and no task is stored, so it has "
-                "protected nothing: call guard.end_task(loader) when a task is learned"
+                f"the guard is removed after {self._steps.steps} steps and no task is stored, so "
+                "it has protected nothing: call guard.end_task(loader) when a task is learned"
             )
-        steps.remove()
+        self._steps.remove()
         if self._frozen is not None:
             self._frozen.restore()
 
@@ -325,13 +336,16 @@ class Guard:
         """
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
-        removed = self._steps.removed.share()
+        finished = self._stats()
         self._prepare()
         self._warn_of_unprotected()
-        with self._all_or_nothing():
+        with self._bar(f"storing task {self.tasks + 1}"), self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, removed, ends=True)
+        self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
+        if not self._steps.has_warned_of_full:
+            self._drift.report_learning(self.tasks, finished.blocked)
+        self._finished = replace(finished, tasks=self.tasks, drift=drift)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -344,7 +358,7 @@ class Guard:
         wanted = f"{self.tasks}, one for each earlier task"
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         self._steps.watch.between_steps()
-        with self._all_or_nothing():
+        with self._bar("refreshing"), self._all_or_nothing():
             now = replace(self._initial(), kept=self._current().kept)
             for loader in loaders:
                 now = self._with_task(now, loader)
@@ -371,73 +385,33 @@ class Guard:
         self._parameters.check_current(self._model.module)
         devices = [self._parameters.device] if self._parameters.device.type == "cuda" else []
         with torch.random.fork_rng(devices), full_precision(self._parameters.device):
-            return self._estimated(data)
-
-    def _estimated(self, data: Any) -> Estimate:
-        size = sample_bytes = samples = None
-        if data is not None:
-            task = TaskData(data, self._unpack, torch.Generator())
-            size, few = task.known_size, task.few(_TRIED)
-            sample_bytes = sum(t.nbytes for t in few.named().values()) // len(few)
-            samples = StoredSamples((few,))
-        storage, model = self._storage if self._now is None else self._now.storage, self._model
-        chooses = self._budget is not None and self._asked is None and not self.tasks
-        if chooses and samples is not None:
-            phi = model.features(StoredSamples((few.mapped(lambda t: t[:4]),)))
-            storage = replace(chosen_storage(phi, self.method), max_rank=storage.max_rank)
-        probe = TaskProbe(
-            self.tasks,
-            self.memory_report().bytes if self.tasks else 0,
-            self._parameters.layout,
-            self._parameters.empty().element_size(),
-            storage,
-            size,
-            sample_bytes,
-            lambda: model.moment_shapes(samples),
-            None if samples is None else lambda: model.features(samples),
-            None if samples is None else lambda: model.input_shapes(samples),
-        )
-        cost = self.method.cost(probe)
-        words = str(storage) if self.method.demand() is not None else self.method.label
-        if cost is None:
-            name = type(self.method).__name__
-            reason = f"{name} does not say what it stores (Method.cost)"
-            known = type(self.method).cost is not Method.cost or self.method.demand() is not None
-            if known:
-                missing = "data" if data is None else "data whose size is known"
-                reason = f"{name} needs {missing} for that"
-            return Estimate(words, None, None, None, None, notes=(reason,))
-        least, most = cost.least, cost.most
-        if self._budget is not None and most > self._budget:
-            least, most = 0, self._budget
-        speed = None if samples is None else Speed(model, samples)
-        # What is stored already is not free.
-        needed, device = cost.peak - probe.stored, working_device(self._parameters.device)
-        own = Work(bytes=_OWN * probe.vector if self.method.protects else 0)
-        notes = [] if data is not None else ["without data every layer counts as used, on its own"]
-        if self._parameters.device.type == "meta" and speed is not None:
-            notes.append("without weights: seconds are multiplications at this machine's speed")
-        if size is None:
-            notes.append("the number of samples is unknown: the method's most are counted")
-        return Estimate(
-            words,
-            (least, most),
-            cost.peak,
-            None if speed is None else speed.seconds(cost.storing),
-            None if speed is None else speed.seconds(cost.step) + speed.seconds(own),
-            shortage_of("storing the task", needed, device),
-            tuple(notes),
-        )
+            return estimated(
+                data,
+                self._model,
+                self.method,
+                self._storage if self._now is None else self._now.storage,
+                tasks=self.tasks,
+                stored=self.memory_report().bytes if self.tasks else 0,
+                unpack=self._unpack,
+                budget=self._budget,
+                chooses=self._budget is not None and self._asked is None and not self.tasks,
+            )
 
     def stats(self) -> Stats:
         """How much of the steps was removed since the latest task was stored, and the drift.
 
-        The drift is as last measured; `drift()` measures it now.
+        Until the first step after `end_task`, that of the finished task. The drift is as last
+        measured; `drift()` measures it now.
         """
         self._steps.watch.between_steps()
-        removed, state = self._steps.removed.stats(), self._steps.state
-        numbers = self.method.metrics(state) if self.tasks else {}
-        return replace(removed, tasks=self.tasks, drift=self._drift.latest, method=numbers)
+        has_begun = self._now is not None and self._steps.steps > self._now.steps
+        if self._finished is not None and not has_begun:
+            return self._finished
+        return replace(self._stats(), drift=self._drift.latest)
+
+    def _stats(self) -> Stats:
+        numbers = self.method.metrics(self._steps.state) if self.tasks else {}
+        return replace(self._steps.removed.stats(), tasks=self.tasks, method=numbers)
 
     def drift(self) -> Drift:
         """How far the outputs on the samples kept of each task have moved since it was stored.
@@ -497,8 +471,7 @@ class Guard:
 
     def _prepare(self) -> None:
         """Make the first state, or bring the state to the model's device and precision."""
-        if self._steps.groups != self._groups:  # by `optimizer.add_param_group`
-            self._groups = self._steps.groups
+        if self._coverage.has_new_groups(self._steps.groups):  # by `optimizer.add_param_group`
             self._warn_of_unprotected()
         if self._now is None:
             self._set(self._initial())
@@ -510,7 +483,7 @@ class Guard:
         return from_dict(state_dict, self.method, self._parameters, self._column_ranks)
 
     def _set(self, snapshot: Snapshot) -> None:
-        self._now = snapshot
+        self._now, self._finished = snapshot, None
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
         self._drift.start(snapshot.kept, snapshot.steps)
         self._freeze()
@@ -565,49 +538,13 @@ class Guard:
             self._generators[1],
             self._prepare,
             self._check_drift,
+            self._warn_of_unprotected,
             self._column_ranks,
+            self._shows_progress,
         )
 
     def _warn_of_unprotected(self) -> None:
-        """Warn, once for each, of a parameter that is trained and should be protected, but is not.
-
-        It was not trained when the guard was made, or is by an optimizer that the guard lacks.
-        """
-        known = {*self.names, *self._warned_of}
-        module, optimizers = self._model.module, self._steps.optimizers
-        exclude = _present(module, self._exclude)
-        new = unprotected(module, optimizers, known, self._chosen, exclude)
-        if new:
-            self._warned_of |= {*new}
-            warn_caller(
-                f"{new[0]} is trained now and was not when the guard was made, so it is not "
-                "protected: call guard.adopt(model, optimizer), or choose by params= what is "
-                "protected if that is meant"
-            )
-        versions = untrained_versions(module, optimizers, exclude)
-        trained = [n for n, v in versions.items() if v > self._others.get(n, v) + LOADS]
-        moved = [name for name in trained if name not in known]
-        if moved:
-            self._warned_of |= {*moved}
-            warn_caller(
-                f"{moved[0]} is trained by an optimizer that the guard was not given, so it is not "
-                "protected: make the guard with all of them, Guard(model, [a, b], …), or choose by "
-                "params= what is protected if that is meant"
-            )
-
-    def _warn_of_blind(self, names: Sequence[str]) -> None:
-        """Warn, once for each, of parameters whose gradient was zero when the task was stored."""
-        new = [name for name in names if name not in self._warned_of]
-        self._warned_of |= {*new}
-        if new:
-            others = f" (and of {len(new) - 1} more)" if new[1:] else ""
-            warn_caller(
-                f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
-                "not protected, though it may matter later. The first factor of a fresh LoRA "
-                "adapter is so while its second factor is zero: call guard.refresh(loader) after "
-                "some steps, or train the adapter before end_task. In other layers, see whether "
-                "training has diverged or units have died"
-            )
+        self._coverage.warn(self._model.module, self._steps.optimizers, self.names)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -621,6 +558,14 @@ class Guard:
         except BaseException:
             self._set_random(random)
             raise
+
+    def _bar(self, what: str) -> AbstractContextManager[None]:
+        return bar_on_terminal(what) if self._shows_progress else nullcontext()
+
+    @property
+    def _shows_progress(self) -> bool:
+        """Whether there may be a bar; of several processes one has it."""
+        return self.progress and (self.ranks is None or self.ranks.rank == 0)
 
     def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
         """One more task stored."""
@@ -644,8 +589,10 @@ class Guard:
             task.check()
         of_loss = not self.method.keeps_directions
         is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
-        if self.method.protects and (self.method.separable or is_penalty or not of_loss):
-            self._warn_of_blind(task.blind(of_loss=of_loss))
+        asks = self.method.protects and (self.method.separable or is_penalty or not of_loss)
+        if asks and (of_loss or not state.reaches(self._parameters.layout.columns)):
+            blind = task.blind(of_loss=of_loss)
+            self._coverage.warn_of_blind([name for name in blind if name not in view.by_inputs])
         storage, notes = now.storage, now.notes
         alike = self.method.needs_model or self.method.separable
         if self.ranks is not None and self._column_ranks is None and not alike:
@@ -676,65 +623,3 @@ class Guard:
     def _set_random(self, states: Tensor) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state.clone())
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and data-parallel wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _present(module: nn.Module, exclude: Sequence[str]) -> tuple[str, ...]:
-    """The excluded names that a changed model still has."""
-    own = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    return tuple(e for e in exclude if any(n == e or n.startswith(f"{e}.") for n in own))
-
-
-def _torch_optimizers(optimizer: Any) -> list[Optimizer]:
-    """The torch optimizers of one or a list."""
-    if not isinstance(optimizer, list | tuple):
-        return [_torch_optimizer(optimizer)]
-    if not optimizer:
-        raise ConfigError("optimizer must be one or a list of at least one, not an empty list")
-    found = [*map(_torch_optimizer, optimizer)]
-    if len({*map(id, found)}) < len(found):
-        raise ConfigError("optimizer must be a list of different optimizers, and has one twice")
-    return found
-
-
-def _torch_optimizer(optimizer: Any) -> Optimizer:
-    """The torch optimizer, also inside a wrapper such as accelerate's."""
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer):
-        optimizer = inner
-    if not isinstance(optimizer, Optimizer):
-        kind = type(optimizer).__name__
-        raise ConfigError(f"optimizer must be a torch.optim.Optimizer, not {kind}")
-    if isinstance(optimizer, LBFGS):
-        raise ConfigError(
-            "LBFGS cannot be guarded: it takes many steps in one call and learns its curvature "
-            "from gradients of steps that would not have been taken"
-        )
-    return optimizer
-
-
-def _projected(method: Method[Any], project: Projected | None) -> Projected:
-    accepted = "'update' or 'gradient'"
-    require(project in (None, "update", "gradient"), "project", project, accepted)
-    if project == "update" and method.acts_on == "gradient":
-        raise ConfigError(f"{method.name} changes the gradient and cannot project the update")
-    return project or method.acts_on
-
-
-def _storage_of(storage: str | Storage | None, max_rank: int | None) -> Storage:
-    if not isinstance(storage, Storage):
-        accepted = f"{', '.join(map(repr, STORAGES))} or a Storage"
-        known = storage is None or (isinstance(storage, str) and storage in STORAGES)
-        require(known, "storage", storage, accepted)
-        storage = STORAGES[storage or "dense"]
-    return storage if max_rank is None else replace(storage, max_rank=max_rank)

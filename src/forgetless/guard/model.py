@@ -47,7 +47,7 @@ from forgetless.tangent import (
 _LOSS_CHUNK = 64
 # Samples that are looked at together to see which parameters have a gradient; mostly the first
 # will do.
-_FEW = 2
+_FEW = 1
 
 
 @final
@@ -110,7 +110,8 @@ class GuardedModel:
             of_loss: whether the gradient of the loss is meant, or that of the protected scalars.
         """
         with eval_mode(self.module), torch.enable_grad(), _dense_gradients(self.module):
-            scalar = self.loss.of_each if of_loss else self._protected(samples)
+            first = samples.select(torch.arange(1))
+            scalar = self.loss.of_each if of_loss else self._protected(first)
             found = list(self.parameters.names)
             seeing = False
             for index in torch.arange(len(samples)).split(_FEW):
@@ -322,6 +323,17 @@ class GuardedModel:
         """The samples on the model's device and in the precision of its gradients."""
         device = self.parameters.device
         return part.mapped(lambda t: _at_least_float32(t.to(device)))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def _share(batches: Sequence[Batch], rank: int, ranks: int) -> Iterator[Batch]:

@@ -218,6 +218,10 @@ class Parameters:
         }
         return tuple(i for i, t in enumerate(self.tensors) if id(t) in moves)
 
+    def are_in(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer has any of them."""
+        return not _trained([optimizer]).isdisjoint(map(id, self.tensors))
+
     def learning_rate(self, optimizers: Sequence[Optimizer]) -> float:
         """Of the first group that trains protected parameters."""
         mine = set(map(id, self.tensors))
@@ -271,6 +275,24 @@ class Parameters:
                 if not torch.equal(same.to(tensor), tensor):
                     return name
         return None
+
+    def along_gradients(self, optimizer: Optimizer, *vectors: Flat) -> Tensor | None:
+        """For each vector v the product gᵀ v with the gradients that an optimizer descends along.
+
+        None with sparse gradients. Parameter by parameter, so that it takes little memory.
+        """
+        upwards = self.maximized(optimizer)
+        total = torch.zeros(len(vectors), dtype=self.dtype, device=self.device)
+        for i, tensor in enumerate(self.tensors):
+            if tensor.grad is None:
+                continue
+            gradient = local(tensor.grad).detach()
+            if gradient.is_sparse:
+                return None
+            gradient = gradient.flatten().to(total)
+            found = torch.stack([torch.dot(gradient, vector.parts[i]) for vector in vectors])
+            total += -found if self.columns[i] in upwards else found
+        return total
 
     def gradients(self) -> Tensor:
         """The gradients, (1, p), zero where there is none."""
@@ -401,6 +423,12 @@ def untrained_versions(
         for name, p in module.named_parameters()
         if p.requires_grad and id(p) not in trained and name not in excluded
     }
+
+
+def present(module: nn.Module, exclude: Sequence[str]) -> tuple[str, ...]:
+    """The excluded names that a changed model still has."""
+    own = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    return tuple(e for e in exclude if any(n == e or n.startswith(f"{e}.") for n in own))
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> set[int]:

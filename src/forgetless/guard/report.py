@@ -22,16 +22,20 @@ _NO_TASK = "no task is stored yet: nothing is protected"
 class Stats:
     """How much of the steps was removed, since the latest task was stored.
 
-    A share is one of the steps' squared length: 1 means that nothing is left. A component that the
-    projection adds to a parameter counts as removed, up to a share of 1.
+    Of steps Δθ_t, whose removed parts are ρ_t, the share is Σ ‖ρ_t‖² / Σ ‖Δθ_t‖²: 1 means that
+    nothing is left. A component that the projection adds to a parameter counts as removed, up to a
+    share of 1. To first order, steps with the gradients g_t would lower the loss of the present
+    task by −Σ g_tᵀ Δθ_t; the share of that which was removed is `blocked`.
 
     Arguments:
-        steps: how many steps there were.
+        steps: how many steps there were that were projected.
         removed: mean share of all of them.
         last: share of the latest one.
         layers: parameter → mean share of its part of the steps.
         tasks: how many tasks are stored.
         drift: how far the outputs on earlier tasks have moved, if it was measured.
+        blocked: share of the present task's progress that was removed, looked at in every tenth
+            step; None if there was none.
         method: what the method tells of itself, such as the strength of its penalty.
     """
 
@@ -41,21 +45,27 @@ class Stats:
     layers: Mapping[str, float]
     tasks: int = 0
     drift: Drift | None = None
+    blocked: float | None = None
     method: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name, for a logger: "removed", the method's, and those of the drift."""
-        drift = self.drift.metrics() if self.drift else {}
-        return {"removed": self.removed, **self.method, **drift}
+        """The numbers by name, for a logger: "removed", "blocked", the method's, the drift's."""
+        found = {"removed": self.removed} if self.steps else {}
+        found |= {} if self.blocked is None else {"blocked": self.blocked}
+        return {**found, **self.method, **(self.drift.metrics() if self.drift else {})}
 
     def __str__(self) -> str:
         lines = [] if self.tasks else [_NO_TASK]
         lines += [f"{name} {value:.4g}" for name, value in self.method.items()]
-        if self.steps or not self.method:
-            lines += [
-                f"{self.removed:6.1%} of {self.steps} steps removed ({self.last:.1%} of the last)"
-            ]
-            lines += [f"{share:6.1%}  {name}" for name, share in self.layers.items()]
+        if self.steps:
+            last = f"({self.last:.1%} of the last)"
+            lines += [f"{self.removed:6.1%} of {self.steps} steps removed {last}"]
+        elif self.tasks and self.blocked is None:
+            lines += ["no step since the latest task was stored was changed"]
+        if self.blocked is not None:
+            lines += [f"{self.blocked:6.1%} of what the steps would have learned, to first order"]
+        layers = self.layers.items() if self.steps else ()
+        lines += [f"{share:6.1%}  {name}" for name, share in layers]
         return "\n".join([*lines, *([f"drift {self.drift}"] if self.drift else [])])
 
 
@@ -69,6 +79,7 @@ class Removed:
         self.steps = 0
         self.sums: Tensor | None = None  # (2, parameters)
         self.last: Tensor | None = None
+        self.progress: Tensor | None = None  # (2,)
 
     def add(self, step: Sequence[Tensor], removed: Sequence[Tensor]) -> None:
         """Add a step's squared lengths, and those of its removed part, parameter by parameter.
@@ -83,14 +94,21 @@ class Removed:
         self.last.copy_(torch.where(squares.isfinite().all(), squares, 0.0))
         self.sums += self.last
 
+    def weigh(self, whole: Tensor, removed: Tensor) -> None:
+        """Add what a step would have lowered the loss by, and what of that was removed: scalars."""
+        found = float64(torch.stack([whole, removed]))
+        found = torch.where(found.isfinite().all(), found, 0.0)
+        self.progress = found if self.progress is None else self.progress + found
+
     def share(self) -> float | None:
         """The share of all steps; None if no step was projected."""
         return self.stats().removed if self.steps else None
 
     def stats(self) -> Stats:
         """The shares so far."""
+        blocked = self._blocked()
         if self.sums is None or self.last is None:
-            return Stats(0, 0.0, 0.0, dict.fromkeys(self.names, 0.0))
+            return Stats(0, 0.0, 0.0, dict.fromkeys(self.names, 0.0), blocked=blocked)
         sums, last = self.sums.cpu(), self.last.cpu()
         if self.ranks is not None:
             sums, last = self.ranks.sum(torch.stack([sums, last]))
@@ -100,7 +118,15 @@ class Removed:
             _share(float(sums[1].sum()), float(sums[0].sum())),
             _share(float(last[1].sum()), float(last[0].sum())),
             dict(zip(self.names, layers, strict=True)),
+            blocked=blocked,
         )
+
+    def _blocked(self) -> float | None:
+        if self.progress is None:
+            return None
+        progress = self.progress.cpu()
+        whole, removed = (progress if self.ranks is None else self.ranks.sum(progress)).tolist()
+        return max(0.0, _share(removed, whole)) if whole > 0 else None
 
 
 def _share(removed: float, whole: float) -> float:

@@ -19,12 +19,12 @@ from forgetless.guard.parameters import Parameters
 from forgetless.linalg import ParameterSlice
 from forgetless.methods import Method
 from forgetless.methods.state import STRUCTURE, check_state, restored_state, state_tensors
-from forgetless.subspace import DENSE, FACTORED, Storage
+from forgetless.subspace import DENSE, FACTORED, STORAGES, Storage
 from forgetless.subspace.storage import Footprint
 from forgetless.support.collectives import Ranks
 from forgetless.support.files import json_tensor, json_value
 from forgetless.support.memory import require_memory
-from forgetless.support.validation import ConfigError, NoSamplesError, first_line
+from forgetless.support.validation import ConfigError, NoSamplesError, first_line, require
 from forgetless.tangent import TangentFeatures
 
 _FORMAT = 1
@@ -303,6 +303,16 @@ def _sharded(mine: Tensor, part: ParameterSlice, like: Any) -> Tensor:
         mine, like.device_mesh, [Shard(leading + part.dim)], shape=shape, stride=stride
     )
     return made
+
+
+def storage_of(storage: str | Storage | None, max_rank: int | None) -> Storage:
+    """The storage that a user names, with the most directions to store."""
+    if not isinstance(storage, Storage):
+        accepted = f"{', '.join(map(repr, STORAGES))} or a Storage"
+        known = storage is None or (isinstance(storage, str) and storage in STORAGES)
+        require(known, "storage", storage, accepted)
+        storage = STORAGES[storage or "dense"]
+    return storage if max_rank is None else replace(storage, max_rank=max_rank)
 
 
 def chosen_storage(phi: TangentFeatures, method: Method[Any]) -> Storage:

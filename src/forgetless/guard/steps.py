@@ -1,49 +1,56 @@
 """Changing the steps of optimizers: hooks before and after each of them."""
 
+import atexit
 import sys
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from forgetless.guard.batches.samples import StoredSamples
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.report import Removed
 from forgetless.guard.view import GuardView
-from forgetless.guard.watch import Watch
+from forgetless.guard.watch import Uncompiled, Watch
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
 from forgetless.subspace import DENSE, Storage, Subspace
 from forgetless.support.collectives import Ranks
 from forgetless.support.cuda_graphs import GraphedFunction
-from forgetless.support.validation import ConfigError, TrainingError, warn_caller
+from forgetless.support.progress import bar_on_terminal
+from forgetless.support.validation import (
+    ConfigError,
+    ForgetlessWarning,
+    TrainingError,
+    require,
+    warn_caller,
+)
 
 Projected = Literal["update", "gradient"]
 
-_FULL = 0.95  # share of the steps removed at which there is no room left to learn
+_FULL = 0.95  # share of the new task's progress removed at which there is no room left to learn
 _CHECK_EVERY = 50  # steps between checks of that share, which make a GPU wait
+_WEIGH_EVERY = 10  # steps between those whose progress is looked at
 _PATTERNS = 8  # choices of movable parameters whose restricted subspaces are cached
 
 
 @final
 class Hook:
-    """An optimizer's hook, excluded from compilation where the training step is compiled."""
+    """An optimizer's hook, and what it changes the steps by."""
 
     def __init__(self, steps: "Steps", function: Callable[..., Any]) -> None:
         self.steps = steps
-        self._function = function
-        self._uncompiled: Callable[..., Any] | None = None
+        self._function = Uncompiled(function)
 
     def __call__(self, *args: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # it takes seconds to import
-            return self._function(*args)
-        if self._uncompiled is None:
-            self._uncompiled = torch.compiler.disable(self._function)
-        return self._uncompiled(*args)
+        return self._function(*args)
 
 
 @final
@@ -58,8 +65,12 @@ class Steps:
         prepare: called before a step that the method changes, to make its first state or to move
             the state when the model was moved.
         check: called after each of these steps, such as for the drift of the outputs.
+        look: called now and then after steps that nothing changes, of other optimizers.
         ranks: the processes that each hold a part of every parameter; None if all is here.
+        progress: whether a bar on a terminal tells what the first step waits for.
     """
+
+    has_stored: ClassVar[bool] = False  # whether any task was, in this process
 
     def __init__(
         self,
@@ -69,7 +80,9 @@ class Steps:
         generator: torch.Generator,
         prepare: Callable[[], None],
         check: Callable[[], None],
+        look: Callable[[], None],
         ranks: Ranks | None = None,
+        progress: bool = False,
     ) -> None:
         self.model = model
         self.method = method
@@ -82,11 +95,13 @@ class Steps:
         self._handles: list[RemovableHandle] = []
         self.optimizers: tuple[Optimizer, ...] = ()
         self._stepping: tuple[Optimizer, ...] = ()  # the one that takes the present step
-        self.watch = Watch(self._parameters)
+        self.watch = Watch(self._parameters, self._is_guarded, look)
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
+        self._has_projected = False
+        self.progress = progress
         self._has_before = False  # whether the parameters were read before the present step
-        self._warned = self._warned_of_infinite = False
+        self.has_warned_of_full = self._warned_of_infinite = False
         self.set_state(None, DENSE, 0, 0)
 
     def set_state(self, state: Any, storage: Storage, task: int, steps: int) -> None:
@@ -99,6 +114,8 @@ class Steps:
             steps: taken so far.
         """
         self.state, self.storage, self.task, self.steps = state, storage, task, steps
+        if task:
+            Steps.has_stored = True
         self.is_active = self.method.protects and bool(
             task or not self.method.idle_before_first_task
         )
@@ -125,6 +142,7 @@ class Steps:
             ]
         if not was_attached:
             self.watch_from_now()
+        _attached.add(self)
 
     def remove(self) -> None:
         """Detach from the optimizers, and watch no more."""
@@ -142,6 +160,12 @@ class Steps:
     def is_attached(self) -> bool:
         """Whether any optimizer's steps are changed."""
         return bool(self._handles)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether there were steps to guard and no task that they could have preserved."""
+        idle = self.method.protects and self.method.idle_before_first_task
+        return self.is_attached and bool(self.steps) and idle and not self.task
 
     @property
     def groups(self) -> int:
@@ -232,6 +256,7 @@ class Steps:
                 self._correct_all(self._parameters.pointers(), self.place[0])
             else:
                 self._correct(movable)
+            self._weigh(optimizer)
             self._count_projection()
         self.steps += 1
         self.batch, self._stepping = None, ()
@@ -258,6 +283,10 @@ class Steps:
             movable=movable,
             batch=self.batch,
         )
+
+    def _is_guarded(self, optimizer: Optimizer) -> bool:
+        """Whether a guard changes the optimizer's steps, or it steps inside of one that does."""
+        return bool(self._stepping) or any(True for _ in _guards_of(optimizer))
 
     def _is_recordable(self) -> bool:
         """Whether changing a step is the same GPU kernels every time, and nothing else."""
@@ -288,6 +317,14 @@ class Steps:
         self._parameters.add(removed)
         self.removed.add(step.parts, removed.parts)
 
+    def _weigh(self, optimizer: Optimizer) -> None:
+        """Note now and then how much of the step's progress was removed."""
+        if self.steps % _WEIGH_EVERY == 0:
+            vectors = [self._parameters.flat(name, self.place) for name in ("step", "removed")]
+            products = self._parameters.along_gradients(optimizer, *vectors)
+            if products is not None:
+                self.removed.weigh(*products)
+
     def _change_gradients(self, optimizer: Optimizer) -> None:
         movable = self._parameters.movable(optimizer)
         if not movable or self._is_skipped(optimizer):
@@ -301,6 +338,9 @@ class Steps:
         for columns in upwards:
             gradient[:, columns].neg_()
         changed = self._changed(gradient, self._parameters.read(), movable)
+        if self.steps % _WEIGH_EVERY == 0:
+            whole = torch.dot(gradient[0], gradient[0])
+            self.removed.weigh(whole, whole - torch.dot(gradient[0], changed[0]))
         if self.method.acts_on == "update":
             parts = self._parameters.parts
             self.removed.add(parts(gradient), parts(gradient - changed))
@@ -324,7 +364,7 @@ class Steps:
             g = g * mask
             if self.method.keeps_directions:
                 state = self._restrict(state, movable, columns)
-        with torch.no_grad(), full_precision(g.device):
+        with torch.no_grad(), full_precision(g.device), self._watched():
             changed, after = take_step(self.method, g, state, self.view(theta, mask))
         self._check_finite(g, changed)
         if after is not state:
@@ -335,6 +375,13 @@ class Steps:
                 )
             self.state = after
         return changed if mask is None else changed * mask
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """A bar on a terminal if the first projection must be compiled."""
+        if self._has_projected or not self.progress:
+            return nullcontext()
+        self._has_projected = True
+        return bar_on_terminal("first guarded step", patience=0.0)
 
     def _check_finite(self, g: Tensor, changed: Tensor) -> None:
         """Raise if the method makes a step NaN or infinite, and warn once if the optimizer does.
@@ -369,17 +416,36 @@ class Steps:
             self.warn_if_full()
 
     def warn_if_full(self) -> None:
-        """Warn, once, if nearly all of the steps was removed."""
-        if self._warned or not self.removed.steps:
+        """Warn, once, if nearly all that the steps would learn of the new task was removed.
+
+        A step's length says nothing of it where a few weights take by far the longest steps.
+        """
+        if self.has_warned_of_full or not self.removed.steps:
             return
-        share = self.removed.stats().removed
+        share = self.removed.stats().blocked or 0.0
         if share > _FULL:
-            self._warned = True
+            self.has_warned_of_full = True
+            less = self.method.advice(more=False) or "store less"
             warn_caller(
-                f"the protected directions leave no room to learn: {share:.1%} of the steps is "
-                f"removed; {self.method.advice(more=False) or 'store less'} or protect "
-                "fewer parameters (params)"
+                f"the protected directions leave no room to learn: {share:.1%} of what the steps "
+                f"would learn is removed; {less}, or protect fewer parameters (params)"
             )
+
+
+_attached: weakref.WeakSet[Steps] = weakref.WeakSet()
+
+
+@atexit.register
+def _warn_if_in_vain() -> None:
+    """Warn of a script that ends without an error, and stored no task with any guard."""
+    steps = max((steps.steps for steps in _attached if steps.is_in_vain), default=0)
+    if steps and not Steps.has_stored and getattr(sys, "last_value", None) is None:
+        warnings.warn(
+            f"a guard of {steps} steps has protected nothing, because no task was stored: call "
+            "guard.end_task(loader) when a task is learned",
+            ForgetlessWarning,
+            stacklevel=2,
+        )
 
 
 def _is_finite(vector: Tensor) -> bool:
@@ -391,3 +457,40 @@ def _guards_of(optimizer: Optimizer) -> Iterator[Steps]:
     """What changes the optimizer's steps."""
     hooks = optimizer._optimizer_step_post_hooks.values()
     return (hook.steps for hook in hooks if isinstance(hook, Hook))
+
+
+def torch_optimizers(optimizer: Any) -> list[Optimizer]:
+    """The torch optimizers of one or a list."""
+    if not isinstance(optimizer, list | tuple):
+        return [_torch_optimizer(optimizer)]
+    if not optimizer:
+        raise ConfigError("optimizer must be one or a list of at least one, not an empty list")
+    found = [*map(_torch_optimizer, optimizer)]
+    if len({*map(id, found)}) < len(found):
+        raise ConfigError("optimizer must be a list of different optimizers, and has one twice")
+    return found
+
+
+def _torch_optimizer(optimizer: Any) -> Optimizer:
+    """The torch optimizer, also inside a wrapper such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer, not {kind}")
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "LBFGS cannot be guarded: it takes many steps in one call and learns its curvature "
+            "from gradients of steps that would not have been taken"
+        )
+    return optimizer
+
+
+def projected(method: Method[Any], project: Projected | None) -> Projected:
+    """What of a step to change: the user's choice, or the method's."""
+    accepted = "'update' or 'gradient'"
+    require(project in (None, "update", "gradient"), "project", project, accepted)
+    if project == "update" and method.acts_on == "gradient":
+        raise ConfigError(f"{method.name} changes the gradient and cannot project the update")
+    return project or method.acts_on

@@ -1,6 +1,7 @@
 """A guard's view for methods: the user's model, and the task just learned."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Never, final
 
@@ -16,6 +17,7 @@ from forgetless.guard.model import GuardedModel
 from forgetless.linalg import Layout
 from forgetless.methods.base import FeatureOutputs, LossFunction, MomentOutputs, seed_losses
 from forgetless.subspace import Storage
+from forgetless.support.progress import advance
 from forgetless.support.streams import random_subset
 from forgetless.support.validation import ConfigError, DataError, NoSamplesError, whole
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
@@ -62,6 +64,7 @@ class GuardView:
         self._theta = theta
         self._movable = movable
         self._batch = batch
+        self.by_inputs: set[str] = set()  # protected whatever their gradients are
 
     @property
     def theta(self) -> Tensor:
@@ -150,14 +153,18 @@ class GuardView:
         """The Kronecker moments of the samples' gradients."""
         found = self.model.moments(samples, outputs, lambda count: self.random(count)[0])
         require_labels(self.model.output, self.model.label_count(samples.parts))
+        found, blind = _protecting_blind_by_inputs(found)
+        self.by_inputs.update(blind, (found.biases[n] for n in blind if n in found.biases))
         return Moments.of_seeds([found])
 
     def input_moments(self, samples: StoredSamples) -> InputMoments:
         """The second moments of the layers' inputs."""
+        self.by_inputs.update(self.layout.columns)
         return InputMoments.of_seeds([self.model.input_moments(samples)])
 
     def layer_inputs(self, samples: StoredSamples) -> dict[str, Tensor]:
         """Weight of a layer → its inputs on samples, (1, N, d)."""
+        self.by_inputs.update(self.layout.columns)
         return {name: x.unsqueeze(0) for name, x in self.model.layer_inputs(samples).items()}
 
     def choice(self, count: int, available: int) -> Tensor:
@@ -192,6 +199,32 @@ def _only(samples: StoredSamples) -> Part:
             "one tensor: ask for them shape by shape"
         )
     return samples.parts[0]
+
+
+def _protecting_blind_by_inputs(moments: Moments) -> tuple[Moments, list[str]]:
+    """With G = γ I for the weights that have inputs and no gradient, and their names.
+
+    Such as the first factor of a fresh LoRA adapter, whose second factor is zero. Its gradient will
+    come, and nothing tells which outputs will matter; γ gives it the mean energy of the others.
+    """
+    inputs = {name: _trace(moments.inputs[moments.source[name]]) for name in moments.outputs}
+    energies = {name: _trace(g) * inputs[name] for name, g in moments.outputs.items()}
+    seeing = [energy for energy in energies.values() if energy > 0]
+    blind = [name for name, energy in energies.items() if not energy and inputs[name] > 0]
+    if not seeing:
+        return moments, []
+    mean = sum(seeing) / len(seeing)
+    outputs = dict(moments.outputs)
+    for name in blind:
+        g = outputs[name]
+        diagonal = g.new_full((len(g),), mean / inputs[name] / len(g))
+        outputs[name] = diagonal.diag() if g.dim() == 2 else diagonal
+    return replace(moments, outputs=outputs), blind
+
+
+def _trace(moment: Tensor) -> float:
+    """Of a moment, or of its diagonal."""
+    return float((moment if moment.dim() == 1 else moment.diagonal()).sum())
 
 
 @final
@@ -249,11 +282,13 @@ class GuardedTask:
         total = parameters.empty().new_zeros(1, width)
         waiting: list[Part] = []
         seen = labels = 0
+        size = self.data.known_size if isinstance(self.data, TaskData) else None
         for part in self.data.batches():
             if self._used is None:
                 self._used = StoredSamples((part,))
             waiting.append(part)
             seen += len(part)
+            advance("squared gradients", seen, max(seen, size or 0))
             labels += self.model.label_count([part])
             if sum(map(len, waiting)) >= _FISHER_CHUNK:
                 total += self.model.loss_features(StoredSamples.stacked(waiting)).squared_sum()

@@ -1,17 +1,41 @@
-"""Noticing that protected parameters changed outside of the guarded steps."""
+"""Noticing what is trained and not protected: changes outside of guarded steps, and parameters."""
 
-from typing import final
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from forgetless.guard.parameters import Parameters
+from forgetless.guard.parameters import Parameters, present, unprotected, untrained_versions
 from forgetless.support.validation import warn_caller
 
 # In-place changes of a parameter between two guarded steps of a task that may be weights that were
 # loaded, or averages swapped in and out; a training has many.
 LOADS = 4
 _CHECK_EVERY = 50  # steps between looks at the values, for changes that raise no version
+
+
+@final
+class Uncompiled:
+    """A function, excluded from compilation where the training step is compiled."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._uncompiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns."""
+        if "torch._dynamo" not in sys.modules:  # it takes seconds to import
+            return self._function(*args)
+        if self._uncompiled is None:
+            self._uncompiled = torch.compiler.disable(self._function)
+        return self._uncompiled(*args)
 
 
 @final
@@ -22,14 +46,25 @@ class Watch:
     fused optimizer; a version also rises where the values end up the same, as when an average of
     the weights is swapped in and out. So versions say when to look and how often something was
     changed, and the parameters' lengths whether anything is different. Lengths are compared, which
-    makes a GPU wait, only if versions have changed, at steps 1, 2, 4, 8, … and at every 50th.
+    makes a GPU wait, only if versions have changed, at steps 1, 2, 4, 8, … and at every 50th. The
+    steps of every other optimizer are seen at once.
 
     Arguments:
         parameters: the protected parameters.
+        is_guarded: whether an optimizer's present step is changed by a guard.
+        look: called now and then after other optimizers' steps, to look what else they train.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        is_guarded: Callable[[Optimizer], bool],
+        look: Callable[[], None],
+    ) -> None:
         self._parameters = parameters
+        self._is_guarded = is_guarded
+        self._look = look
+        self._others = 0  # steps of optimizers that are not guarded
         self._versions: list[int] | None = None  # None while nothing is watched
         self._lengths: Tensor | None = None
         self._dtype: torch.dtype | None = None
@@ -47,6 +82,8 @@ class Watch:
         """
         self._tasks, self._steps, self._may_load = tasks, 0, may_load
         self._mark()
+        _see_all_optimizers()
+        _watches.add(self)
 
     def end(self) -> None:
         """Watch no more."""
@@ -72,7 +109,7 @@ class Watch:
         if not changes and not by_turns:
             return
         if not (self._may_load and changes <= LOADS):
-            self._warn_if_different()
+            self.warn_if_different()
 
     def between_steps(self) -> None:
         """Warn, once, if something else trains the parameters; loaded weights are no reason."""
@@ -84,7 +121,18 @@ class Watch:
         most = LOADS if self._steps or self._may_load else 1
         is_load = 0 <= changes <= most if self._steps else 1 <= changes <= most
         if not is_load:
-            self._warn_if_different()
+            self.warn_if_different()
+
+    def is_bypassed(self, optimizer: Optimizer) -> bool:
+        """Whether a step of another optimizer has changed the parameters, and no one was told."""
+        if self._versions is None or self._is_guarded(optimizer):
+            return False
+        if self._has_warned or not self._parameters.are_in(optimizer):
+            self._others += 1
+            if self._others > LOADS and self._others & (self._others - 1) == 0:
+                self._look()
+            return False
+        return self._different() is not None
 
     def _mark(self) -> None:
         self._versions = self._parameters.versions()
@@ -97,7 +145,8 @@ class Watch:
         pairs = zip(self._parameters.versions(), before, strict=True)
         return max((now - then for now, then in pairs), default=0)
 
-    def _warn_if_different(self) -> None:
+    def warn_if_different(self) -> None:
+        """Warn, once, if the parameters are others than as they were left."""
         name = self._different()
         if name is None:
             return
@@ -128,3 +177,110 @@ class Watch:
         same = torch.isclose(now, before, rtol=rounding, atol=0.0, equal_nan=True)
         names = zip(self._parameters.names, same.tolist(), strict=True)
         return next((name for name, alike in names if not alike), None)
+
+
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+@cache
+def _see_all_optimizers() -> None:
+    """Look after every step of every optimizer, from now on."""
+    register_optimizer_step_post_hook(Uncompiled(_after_any_step))
+
+
+def _after_any_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    for reference in [*map(weakref.ref, _watches)]:
+        if _is_bypassed(reference, optimizer):
+            gc.collect()  # a guard that was dropped has nothing to say
+            watch = reference()
+            if watch is not None:
+                watch.warn_if_different()
+
+
+def _is_bypassed(reference: weakref.ref[Watch], optimizer: Optimizer) -> bool:
+    watch = reference()
+    return watch is not None and watch.is_bypassed(optimizer)
+
+
+@final
+class Coverage:
+    """Which of the parameters that are trained should be protected, and are not.
+
+    Arguments:
+        chosen: the parameters to protect; None for all that are trained.
+        exclude: names, or beginnings of names, that are excluded.
+    """
+
+    def __init__(self, chosen: Sequence[str] | None, exclude: Sequence[str]) -> None:
+        self.chosen = chosen
+        self._exclude = exclude
+        self._told: set[str] = set()
+        self._groups = 0
+        self._others: dict[str, int] = {}
+
+    def begin(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Remember what the optimizers do not train, at the guard's beginning."""
+        if self.chosen is None:
+            self._others = untrained_versions(module, optimizers, self._exclude)
+
+    def excluded(self, module: nn.Module) -> tuple[str, ...]:
+        """The excluded names that a changed model still has."""
+        return present(module, self._exclude)
+
+    def has_new_groups(self, groups: int) -> bool:
+        """Whether the optimizers have other groups than when this was last asked."""
+        before, self._groups = self._groups, groups
+        return before != groups
+
+    def unprotected(
+        self, module: nn.Module, optimizers: Sequence[Optimizer], names: Sequence[str]
+    ) -> list[str]:
+        """The parameters that these optimizers train, and that should be protected, but are not.
+
+        Arguments:
+            module: the model.
+            optimizers: its optimizers.
+            names: the protected parameters.
+        """
+        return unprotected(module, optimizers, {*names}, self.chosen, self.excluded(module))
+
+    def warn(
+        self, module: nn.Module, optimizers: Sequence[Optimizer], names: Sequence[str]
+    ) -> None:
+        """Warn, once for each, of a parameter that should be protected, but is not.
+
+        It was not trained when the guard was made, or is by an optimizer that the guard lacks.
+        """
+        new = [n for n in self.unprotected(module, optimizers, names) if n not in self._told]
+        if new:
+            self._told |= {*new}
+            warn_caller(
+                f"{new[0]} is trained now and was not when the guard was made, so it is not "
+                "protected: call guard.adopt(model, optimizer), or choose by params= what is "
+                "protected if that is meant"
+            )
+        versions = untrained_versions(module, optimizers, self.excluded(module))
+        trained = [n for n, v in versions.items() if v > self._others.get(n, v) + LOADS]
+        moved = [name for name in trained if name not in {*names, *self._told}]
+        if moved:
+            self._told |= {*moved}
+            warn_caller(
+                f"{moved[0]} is trained by an optimizer that the guard was not given, so it is not "
+                "protected: make the guard with all of them, Guard(model, [a, b], …), or choose by "
+                "params= what is protected if that is meant"
+            )
+
+    def warn_of_blind(self, names: Sequence[str]) -> None:
+        """Warn, once for each, of parameters whose gradient was zero when the task was stored."""
+        new = [name for name in names if name not in self._told]
+        self._told |= {*new}
+        if new:
+            others = f" (and of {len(new) - 1} more)" if new[1:] else ""
+            warn_caller(
+                f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
+                "not protected, though it may matter later. The first factor of a fresh LoRA "
+                "adapter is so while its second factor is zero: take KronOGD, which protects the "
+                "adapters of peft by their inputs then, call guard.refresh(loader) after some "
+                "steps, or train the adapter before end_task. In other layers, see whether "
+                "training has diverged or units have died"
+            )

@@ -26,7 +26,7 @@ def estimate(
         samples: how many answers will be protected.
         tokens: of each, with its prompt.
         exclude: beginnings of the names of parameters that are not trained.
-        method: as for `Guard`; by default `KronOGD()`.
+        method: as for `Guard`, with its default.
     """
     whole(1).check("samples", samples)
     whole(2).check("tokens", tokens)

@@ -116,7 +116,10 @@ def cost_of_directions(probe: TaskProbe, demand: Demand) -> Cost | None:
     )
     # Sums of samples take a second pass.
     work = Work(2 * n if demand.combined else n, products, bytes=24 * gram + rows)
-    return Cost(probe.stored, most, probe.stored + most + rows + gram, work, Work(bytes=2 * most))
+    # Rows are written where they stay, unless they are stored in another way than computed.
+    converted = probe.storage.dtype is not None or probe.storage.device is not None
+    peak = probe.stored + most + gram + (rows if converted else 0)
+    return Cost(probe.stored, most, peak, work, Work(bytes=2 * most))
 
 
 def cost_of_eigenbasis(probe: TaskProbe, samples: int, vectors: int) -> Cost:

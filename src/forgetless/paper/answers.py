@@ -1,17 +1,14 @@
 """Four questions that the paper leaves open, answered from the results."""
 
 from collections.abc import Callable
-from math import isnan
 
 from forgetless.methods import method_label
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
 from forgetless.paper.benchmarks import NAMES
 from forgetless.paper.claims.base import unmeasured
 from forgetless.paper.numbers import DIVERGED, ahead, average, cell, mean, shown
-from forgetless.paper.printed import TABLE1
 from forgetless.paper.results import Data, Results, readable
 
-_RELATED = 0.3  # the least correlation of related quantities
 # Each protocol in words for A-GEM, first the one that answers the question.
 _PROTOCOLS = {
     "frozen": "With proper heads, on the network as released",
@@ -38,7 +35,7 @@ def _agem(protocols: Data) -> str:
         ]
         accuracy = ", ".join(filter(None, [f"A_T {shown(known['a-gem'])}", " and ".join(margins)]))
         parts.append(f"{words} number {place + 1} of {len(order)}: {accuracy}")
-    return "; ".join(parts) + ". Differences are ± two standard errors."
+    return "; ".join(parts) + ". Differences have 95 % intervals."
 
 
 def _structure(data: Data) -> str:
@@ -64,40 +61,34 @@ def _structure(data: Data) -> str:
 
 
 def _gap(gap: Data) -> str:
-    """The source of the difference in F_T."""
-    cells = forgetting_gap.excess(gap)
-    printed = mean([TABLE1[b][m].forgetting - mean(gap[b][m]["forgetting"]) for b, m, *_ in cells])
-    best = mean([difference for *_, difference, _ in cells])
-    benchmark, method, most, _ = max(cells, key=lambda cell: cell[2])
-    likeness = forgetting_gap.likeness(gap)
-    far = [f"{NAMES[b]} {method_label(m)}" for b, m in forgetting_gap.out_of_reach(gap)]
-    finals = f"{abs(best - printed):.1f} {'higher' if best > printed else 'lower'}"
-    text = (
-        f"The printed F_T is {printed:.1f} points higher than here, mean over the cells: the best "
-        f"accuracies that it implies are {best:.1f} higher (most for {method_label(method)} on "
-        f"{NAMES[benchmark]}, {most:.1f}), the final ones {finals}. "
+    """The formula that gives the printed F_T."""
+    if "readings" not in gap:
+        return "It cannot be said from so few seeds."
+    text, likely = (gap["readings"][name] for name in (forgetting_gap.TEXT, forgetting_gap.LIKELY))
+    fitted = ", ".join(
+        f"{NAMES[b]} {found['factor']:.3f} ± {found['noise']:.3f}"
+        for b, found in gap["factors"].items()
     )
-    if not isnan(likeness):
-        text += (
-            "That best values of noisy evaluations, on 256 images, are too high "
-            f"{_noise(likeness)} (correlation with the gap in the best accuracies "
-            f"{likeness:.2f}). "
-        )
-    if far:
-        text += (
-            f"On {', '.join(far)} the mean best accuracy would have to be higher than that of any "
-            "task at any time here: it was probably measured in another way than the final ones."
-        )
-    return text
-
-
-def _noise(likeness: float) -> str:
-    """Whether noise explains the difference in F_T, by their correlation over the cells."""
-    if likeness >= _RELATED:
-        return "may explain some of it: that would raise F_T most where most is missing"
-    if likeness > -_RELATED:
-        return "does not explain it: what that would add to F_T is unrelated to what is missing"
-    return "does not explain it: that would raise F_T most where least is missing"
+    left = forgetting_gap.standing(gap)
+    pair = (forgetting_gap.TEXT, forgetting_gap.LIKELY)
+    others = " or ".join(name for name in left if name not in pair)
+    gone = "; ".join(name for name in gap["readings"] if name not in left and name not in pair)
+    solved = forgetting_gap.LIKELY in left and forgetting_gap.TEXT not in left
+    sentences = [
+        "Most likely from the normaliser" if solved else "It is open",
+        "From our best and the printed final accuracies, the text's F_T misses the printed one by "
+        f"up to {text['printed finals']['miss']:.1f} points (Σt² "
+        f"{text['printed finals']['sum']:.0f} over {text['cells']} cells)",
+        f"Times T / (T − 1), the printed numbers {'' if solved else 'do not '}fit (Σt² "
+        f"{likely['printed finals']['sum']:.0f}, p = "
+        f"{forgetting_gap.shown_p(likely['printed finals']['p'])}, misses up to "
+        f"{likely['printed finals']['miss']:.1f}), and {likely['agree']} of {likely['cells']} "
+        "cells of F_T agree",
+        f"Fitted factors: {fitted}",
+        f"Σ (best − final) times {others} is not ruled out" if others else "",
+        f"Ruled out: {gone}" if gone else "",
+    ]
+    return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
 
 
 def _bytes(data: Data) -> str:

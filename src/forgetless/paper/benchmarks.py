@@ -70,8 +70,10 @@ class Scale:
         few: components in the sentence about 14 components.
         strengths: of EWC, from which the corrected protocol chooses.
         search_seeds: seeds of that search.
+        more_seeds: seeds where five do not decide.
         validation: held-out images per class for that search.
         toy: samples per task and parameters of the worst-case toy.
+        toy_mean: those of the toy whose samples have a mean.
     """
 
     name: str
@@ -84,8 +86,10 @@ class Scale:
     few: int
     strengths: tuple[float, ...]
     search_seeds: str
+    more_seeds: str
     validation: int
     toy: tuple[tuple[int, int], ...]
+    toy_mean: tuple[int, int]
 
     def config(
         self, benchmark: str, method: str, protocol: Protocol = "released", **settings: Any
@@ -143,8 +147,10 @@ FULL = Scale(
     few=14,
     strengths=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
     search_seeds="2",
+    more_seeds="20",
     validation=100,
     toy=((50, 100), (100, 1000), (150, 1000), (500, 200), (500, 215), (500, 500)),
+    toy_mean=(500, 215),
 )
 
 _DIGITS = {"train_per_class": 40, "epochs": 2, "samples": 150, "tasks": 3, "hidden": 24}
@@ -180,8 +186,10 @@ SMALL = Scale(
     few=3,
     strengths=(10.0, 100.0),
     search_seeds="1",
+    more_seeds="3",
     validation=10,
     toy=((40, 80), (40, 200)),
+    toy_mean=(40, 80),
 )
 
 SCALES = {scale.name: scale for scale in (FULL, SMALL)}

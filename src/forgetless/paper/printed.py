@@ -13,6 +13,12 @@ class Cell(NamedTuple):
     forgetting: float
     forgetting_std: float
 
+    def of(self, what: str) -> tuple[float, float]:
+        """A_T ("average") or F_T ("forgetting") and its standard deviation."""
+        if what == "forgetting":
+            return self.forgetting, self.forgetting_std
+        return self.accuracy, self.accuracy_std
+
 
 # Table "Average Accuracy and Forgetting for all baselines" (section 5.3, tab:general_results).
 TABLE1: dict[str, dict[str, Cell]] = {

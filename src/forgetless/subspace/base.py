@@ -87,6 +87,10 @@ class Directions(ABC):
         """Parameter → bytes of the directions in its columns, for the first seed."""
         return {}
 
+    def reaches(self, columns: Mapping[str, slice]) -> bool:
+        """Whether the last task's directions are known to have a part in each parameter."""
+        return False
+
     def explained(self) -> Tensor:
         """The shares of the tasks' variances that the directions explain, summed: (S,)."""
         return self.record.shares.sum(1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar, Self, final
 
 import torch
@@ -32,8 +32,15 @@ _RESIDUAL = 1e-5
 # The same in the second round, for old rows in half precision: what their rounding left may have
 # been normalised in the first round, whereas new rows are orthonormal up to that rounding by now.
 _HALF_RESIDUAL = 0.1
-# Columns whose squares are summed in the rows' own precision.
-_PIECE = 1024
+# Columns whose squares, and whose products, are summed in the rows' own precision.
+_PIECE, _SUMMED = 1024, 4096
+# Rows whose lengths are one up to this share need not be scaled before their overlaps are found.
+_UNIT = 1e-3
+# What corrections of nearly orthonormal rows have at most, so that float32 suffices for them: the
+# numbers in one, and the overlap of two rows.
+_MILD, _MILD_OVERLAP = 4.0, 0.1
+# The share of each sample's length outside the others from which their Gram matrix tells enough.
+_APART = 0.01
 
 
 def orthonormalize_in_place(
@@ -64,24 +71,30 @@ def orthonormalize_in_place(
     old = float64(vectors.new_zeros(d, len(against)))
     new = torch.eye(d).to(old)
     lengths = lengths_of_long(vectors, ranks) if lengths is None else lengths
+    lengths = lengths.to(old).clamp_min(torch.finfo(vectors.dtype).tiny)
+    is_unit, in_float32 = bool(((lengths - 1).abs() <= _UNIT).all()), _is_full_float32(vectors)
+    if not is_unit:
+        vectors /= lengths.unsqueeze(1).to(vectors)
+        new = new * lengths
     half = len(against) > 0 and against.element_size() < vectors.element_size() == 4
     settled = _HALF_SETTLED if half else _SETTLED[vectors.dtype]
     nearly = _HALF_NEARLY if half else _NEARLY[vectors.dtype]
     for round_ in range(3):
-        lengths = lengths.to(old).clamp_min(torch.finfo(vectors.dtype).tiny)
-        vectors /= lengths.unsqueeze(1).to(vectors)
-        new = new * lengths
         # The second round removes what rounding in the first left inside Q.
         again = round_ > 0
-        inside = _products(vectors, against, exact=again and not half, ranks=ranks)
+        exact = again and not half and not in_float32
+        inside = _products(vectors, against, exact=exact, ranks=ranks)
         old = old + new @ inside
-        _subtract(vectors, inside, against, exact=again and not half)
+        _subtract(vectors, inside, against, exact=exact)
         if least:
             vectors *= (_lengths(vectors, ranks) >= least).unsqueeze(1).to(vectors)
-        gram = _products(vectors, vectors, ranks=ranks)
-        off = (gram - torch.eye(len(gram)).to(gram)).abs()
-        error = float(torch.cat([inside.abs().flatten(), off.flatten(), off.new_zeros(1)]).max())
-        if again and error <= settled:
+        # Rows that nearly depend on each other need their overlaps exactly, others do not.
+        exact = not (in_float32 and (again or is_unit))
+        gram = _products(vectors, vectors, exact=exact, ranks=ranks)
+        if not exact and _overlap(gram) > _MILD_OVERLAP:
+            gram = _products(vectors, vectors, ranks=ranks)
+        error = max(_overlap(gram), float(inside.abs().max()) if inside.numel() else 0.0)
+        if error <= settled:
             break
         dependent = max(_RESIDUAL, _HALF_RESIDUAL if again and half else least)
         factor, kept = _factor(gram, dependent)
@@ -89,12 +102,24 @@ def orthonormalize_in_place(
             vectors = vectors[kept]
         new = new @ factor
         inverse = solve_triangular(factor[kept], torch.eye(len(kept)).to(factor), upper=False)
+        mild = in_float32 and bool((inverse.abs() <= _MILD).all())
         for (part,) in _cut(vectors):
-            part.copy_(inverse @ float64(part).to(inverse))
+            like = part if mild else inverse
+            part.copy_(inverse.to(like) @ part.to(like))
         if again and error <= nearly:
             break
-        lengths = _lengths(vectors, ranks)
     return vectors, old, new
+
+
+def _overlap(gram: Tensor) -> float:
+    """How far rows are from orthonormal, by their Gram matrix."""
+    return float((gram - torch.eye(len(gram)).to(gram)).abs().max()) if len(gram) else 0.0
+
+
+def _is_full_float32(rows: Tensor) -> bool:
+    """Whether float32 products of rows on a CPU are rounded as float32 only, and are fast."""
+    full = torch.get_float32_matmul_precision() == "highest"
+    return rows.device.type == "cpu" and rows.dtype == torch.float32 and full
 
 
 def _subtract(vectors: Tensor, inside: Tensor, against: Tensor, *, exact: bool) -> None:
@@ -169,8 +194,16 @@ def _over_ranks(lengths: Tensor, ranks: Ranks | None) -> Tensor:
 
 
 def _products(a: Tensor, b: Tensor, *, exact: bool = True, ranks: Ranks | None = None) -> Tensor:
-    """A Bᵀ in float64, or computed in the precision of A."""
+    """A Bᵀ in float64, or computed in the precision of A.
+
+    On a CPU products over few columns are summed in float64: they lose less than 1e-7 of the rows'
+    lengths, and take a fifth of the time of exact ones.
+    """
     out = float64(a.new_zeros(len(a), len(b)))
+    if not exact and out.numel() and _is_full_float32(a):
+        for left, right in zip(a.split(_SUMMED, 1), b.split(_SUMMED, 1), strict=True):
+            out += left @ right.to(left).T
+        return out if ranks is None else ranks.sum(out)
     for left, right in _cut(a, b):
         if exact:
             out += matmul_long_rows(float64(left).to(out), float64(right).to(out))
@@ -194,6 +227,8 @@ _CACHED = 1 << 24
 _COPIED = 1 << 26
 # Bytes of rows below which a second thread costs more than it helps.
 _WORTHWHILE = 1 << 21
+# The same for loops that are compiled first, which takes seconds, once on every machine.
+_WORTH_COMPILING = 1 << 25
 _ALIGNMENT = 128  # bytes of a line of a GPU's cache: rows across its borders take a third longer
 
 
@@ -251,7 +286,8 @@ def _project_out(g: Tensor, basis: Tensor) -> Tensor:
     threads = torch.get_num_threads() if g.device.type == "cpu" else 1
     if basis.nbytes < _WORTHWHILE or (torch.is_grad_enabled() and g.requires_grad):
         return g - _inside(g, basis)
-    compiled = _compiled() if threads > 1 else None  # one thread gains too little
+    # One thread gains too little, and a few rows less than the compiler takes.
+    compiled = _compiled() if threads > 1 and basis.nbytes >= _WORTH_COMPILING else None
     projected = None if compiled is None else compiled(g, basis, threads)
     if projected is not None:
         return projected
@@ -389,6 +425,11 @@ class DenseSubspace(Subspace):
         each = self.rows.element_size() * self.rank
         return {name: each * (own.stop - own.start) for name, own in columns.items()}
 
+    def reaches(self, columns: Mapping[str, slice]) -> bool:
+        added = self.record.ranks[:, -1:]
+        last = self.storage.max_rank is None and bool((added > 0).any())
+        return last and all(bool(self.rows[:, -1, some].any()) for some in columns.values())
+
     def explained(self) -> Tensor:
         return self.moments.diagonal(dim1=1, dim2=2).sum(1)
 
@@ -433,8 +474,10 @@ class DenseSubspace(Subspace):
         return replace(self, movable=Movable(mask, inverse, passes=2 if steep else 1))
 
     def add_samples(self, features: Sequence[TangentFeatures]) -> Self:
-        vectors = [phi.dense() for phi in features]
-        return self._extended(vectors, None)
+        several = [_samples(phi, self.storage) for phi in features]
+        totals = [total for *_, total in several]
+        fill = [(count, write, mix) for count, write, mix, _ in several]
+        return self._extended(fill, features[0].like, totals)
 
     def add_principal(
         self, features: Sequence[TangentFeatures], components: int | float, *, centred: bool
@@ -444,53 +487,77 @@ class DenseSubspace(Subspace):
             found = top_weights_of_each(phis, components, centred=centred)
         else:
             found = [_agreed_weights(phi, components, centred, ranks) for phi in phis]
-        vectors = [
-            phi.combine((values.unsqueeze(1) * weights).to(phi.like))
+        fill = [
+            (len(values), partial(phi.combine, weights), values.diag())
             for phi, (values, weights, _) in zip(phis, found, strict=True)
         ]
-        return self._extended(vectors, [total for *_, total in found])
+        return self._extended(fill, phis[0].like, [total for *_, total in found])
 
-    def _extended(self, vectors: Sequence[Tensor], totals: Sequence[float] | None) -> Self:
+    def _extended(
+        self,
+        several: Sequence[tuple[int, Callable[[Tensor], Tensor], Tensor | None]],
+        like: Tensor,
+        totals: Sequence[float | None],
+    ) -> Self:
         """The subspace extended by the span of more vectors.
 
-        Vectors that lie inside it, or depend on the others, add nothing.
+        Vectors that lie inside it, or depend on the others, add nothing. They are written where the
+        new rows will be, if these are stored as vectors are.
 
         Arguments:
-            vectors: (d, p) for each seed.
+            several: for each seed a number d, a function that writes as many rows W, (d, p), and B,
+                (d, d), for vectors B W; None if the rows are the vectors.
+            like: a tensor of the vectors' dtype and device.
             totals: the variance of the features whose directions they are; None if the vectors are
                 these features.
         """
-        ranks = self.storage.ranks
-        lengths = [lengths_of_long(v, ranks) for v in vectors]
-        squares = [float(of_seed.square().sum()) for of_seed in lengths]
-        totals = squares if totals is None else totals
-        refuse_infinite(*totals)
-        shares = [one / max(total, TINY) for one, total in zip(squares, totals, strict=True)]
-        problems = zip(vectors, self.rows, lengths, strict=True)
-        found = [_new_rows(*problem, ranks) for problem in problems]
-        count = self.rank + max(len(new) for new, _ in found)
-        rows = self._room(count, vectors[0])
-        rows[:, : self.rank] = self.rows
+        ranks, before = self.storage.ranks, self.rank
+        most = max(count for count, *_ in several)
+        refuse_infinite(*(total for total in totals if total is not None))
+        rows = self._room(before + most, like)
+        rows[:, :before] = self.rows
+        is_place = rows.dtype == like.dtype and rows.device == like.device
+        inside, squares = [], []
+        for of_seed, old, (count, write, mix) in zip(rows, self.rows, several, strict=True):
+            place = of_seed[before : before + count]
+            vectors = write(place if is_place else like.new_empty(place.shape))
+            if mix is None:
+                lengths = energies = lengths_of_long(vectors, ranks)
+            else:  # the rows are of length one, up to what the Gram matrix loses
+                energies = mix.to(self.moments).norm(dim=0)
+                lengths = torch.ones_like(energies)
+            squares.append(float(energies.square().sum()))
+            refuse_infinite(squares[-1])
+            new, found = _new_rows(vectors, old, lengths, ranks)
+            inside.append(found if mix is None else mix.to(found) @ found)
+            if new.data_ptr() != place.data_ptr():
+                of_seed[before : before + len(new)] = new
+            of_seed[before + len(new) :] = 0
+        wholes = [s if total is None else total for s, total in zip(squares, totals, strict=True)]
+        shares = [one / max(whole, TINY) for one, whole in zip(squares, wholes, strict=True)]
+        ranks_of_each = [found.shape[1] for found in inside]
+        count = max(ranks_of_each)
+        if count < rows.shape[1]:
+            rows = laid_out(rows[:, :count].clone())
         moments = self.moments.new_zeros(len(rows), count, count)
-        moments[:, : self.rank, : self.rank] = self.moments
-        for s, ((new, inside), total) in enumerate(zip(found, totals, strict=True)):
-            size = self.rank + len(new)
-            rows[s, self.rank : size] = new
-            moments[s, :size, :size].add_(inside.T @ inside, alpha=1 / max(total, TINY))
-        record = self.record.with_task([len(new) for new, _ in found], shares)
+        moments[:, :before, :before] = self.moments
+        for moment, found, whole in zip(moments, inside, wholes, strict=True):
+            size = found.shape[1]
+            moment[:size, :size].add_(found.T @ found, alpha=1 / max(whole, TINY))
+        record = self.record.with_task([size - before for size in ranks_of_each], shares)
         grown = replace(self, rows=rows, moments=moments, record=record, movable=None)
         return grown.stored(self.storage)
 
     def _room(self, count: int, like: Tensor) -> Tensor:
-        """Zero rows (S, count, p), stored as asked unless max_rank will first reduce them."""
+        """Memory for rows (S, count, p), stored as asked unless max_rank will first reduce them."""
         limit = self.storage.max_rank
         whole = limit is None or count <= limit
-        none = like.new_empty(len(self.rows), 0, like.shape[1])
+        none = like.new_empty(len(self.rows), 0, self.rows.shape[2])
         none = none.to(self.storage.device, self.storage.dtype) if whole else none
         return (
             aligned(none, count)
             if none.is_cuda
-            else none.new_zeros(len(none), count, none.shape[2])
+            else none.new_empty(len(none), count, none.shape[2])
         )
 
     def _truncated(self) -> Self:
@@ -550,6 +617,26 @@ class DenseSubspace(Subspace):
         moments = torch.stack([tensors["moments"] for tensors in of_seeds])
         record = Record.restore(of_seeds)
         return cls(rows, moments.to(float64(theta).device), record, storage).stored(storage)
+
+
+def _samples(
+    phi: TangentFeatures, storage: Storage
+) -> tuple[int, Callable[[Tensor], Tensor], Tensor | None, float | None]:
+    """What `_extended` takes for the features themselves.
+
+    Of few samples with long rows, at hand as factors, the rows are orthonormal as they are written:
+    with cosines C = L Lᵀ and lengths ℓ, L⁻¹ diag(ℓ)⁻¹ φ is.
+    """
+    whole = storage.ranks is None and storage.dtype is None
+    if whole and len(phi.source) == 1 and phi.is_long:
+        gram = phi.gram()
+        lengths = gram.diagonal().sqrt()
+        factor, failed = torch.linalg.cholesky_ex(gram / lengths.outer(lengths))
+        if not bool(failed) and bool((factor.diagonal() > _APART).all()):
+            weights = torch.linalg.inv(factor) / lengths
+            mix = lengths.unsqueeze(1) * factor
+            return len(phi), partial(phi.combine, weights), mix, float(gram.trace())
+    return len(phi), phi.dense, None, None
 
 
 def _agreed_weights(

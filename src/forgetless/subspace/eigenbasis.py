@@ -5,17 +5,18 @@ from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
-from scipy.linalg.lapack import dpstrf
+from scipy.linalg.lapack import dpstrf, spstrf
 from torch import Tensor
 from torch.nn.functional import pad
 
-from forgetless.linalg import Growth, Layout
+from forgetless.linalg import Growth, Layout, product_with_itself
 from forgetless.support.collectives import Ranks
+from forgetless.support.progress import advance
 from forgetless.support.validation import ConfigError, DataError
 from forgetless.tangent import Moments
 
 # Rows of a moment above which other ways to its eigenvectors than `eigh` in float64 pay.
-_LARGE = 1024
+_LARGE = 256
 
 
 @final
@@ -75,8 +76,14 @@ class Axis:
         values, rest = self.values.double(), self.rest.double()
         if self.is_standard:
             return values
-        vectors = self.vectors.double()
-        found = (vectors * (values - rest.unsqueeze(1)).unsqueeze(1)) @ vectors.mT
+        above = values - rest.unsqueeze(1)
+        if self.vectors.device.type == "cpu" and bool((above >= 0).all()):
+            # In their own precision, to which the vectors were rounded already.
+            roots = (self.vectors * above.sqrt().unsqueeze(1).to(self.vectors)).mT.contiguous()
+            found = torch.stack([product_with_itself(one) for one in roots]).double()
+        else:
+            vectors = self.vectors.double()
+            found = (vectors * above.unsqueeze(1)) @ vectors.mT
         found.diagonal(dim1=1, dim2=2).add_(rest.unsqueeze(1))
         return found
 
@@ -179,7 +186,9 @@ class Eigenbasis:
         _finite(moments.squared_scalars)
         self._check(moments)
         source, inputs = dict(self.source), dict(self.inputs)
-        for weight in moments.outputs:
+        sides = 2 * len(moments.outputs)
+        for number, weight in enumerate(moments.outputs):
+            advance("eigenvectors", number, sides)
             first = moments.source[weight]
             source.setdefault(weight, source.get(first, first))
             name, moment = source[weight], moments.inputs[first]
@@ -189,7 +198,8 @@ class Eigenbasis:
                 inputs[name] = inputs[name].averaged(moment, old, new)
         # A layer that the task does not use has no energy in it.
         outputs = {name: axis.scaled(old) for name, axis in self.outputs.items()}
-        for name, moment in moments.outputs.items():
+        for number, (name, moment) in enumerate(moments.outputs.items()):
+            advance("eigenvectors", len(moments.outputs) + number, sides)
             mean = new / moments.samples * moment
             known = self.outputs.get(name)
             outputs[name] = Axis.of(mean, like) if known is None else known.averaged(mean, old, 1.0)
@@ -460,10 +470,14 @@ class Frame:
 
     def coordinates(self, parts: Mapping[str, Tensor]) -> Tensor:
         """X, of the parts of a step, (S, k, l)."""
-        step = parts[self.weight].unsqueeze(2).flatten(2) @ self.v
-        x = step if self.u is None else self.u.mT @ step
-        if self.bias:
-            b = parts[self.bias].unsqueeze(2)
+        step = parts[self.weight].unsqueeze(2).flatten(2)
+        b = parts[self.bias].unsqueeze(2) if self.bias else None
+        if b is None or self.bias_u is not self.u:
+            x = step @ self.v
+        else:  # in one product: a GPU waits for each to start
+            x = torch.baddbmm(b * self.bias_v, step, self.v)
+        x = x if self.u is None else self.u.mT @ x
+        if b is not None and self.bias_u is not self.u:
             x += (b if self.bias_u is None else self.bias_u.mT @ b) @ self.bias_v
         return x
 
@@ -472,10 +486,13 @@ class Frame:
         x = x if self.mask is None else x * self.mask
         step, bias = parts[self.weight], parts.get(self.bias)
         rows = x if self.u is None else self.u @ x
-        parts[self.weight] = step - (rows @ self.v.mT).view_as(step)
+        matrix = step.unsqueeze(2).flatten(2)
+        parts[self.weight] = torch.baddbmm(matrix, rows, self.v.mT, alpha=-1).view_as(step)
         if bias is not None:
-            rows = x if self.bias_u is None else self.bias_u @ x
-            parts[self.bias] = bias - (rows @ self.bias_v.mT).squeeze(2)
+            if self.bias_u is not self.u:
+                rows = x if self.bias_u is None else self.bias_u @ x
+            change = torch.baddbmm(bias.unsqueeze(2), rows, self.bias_v.mT, alpha=-1)
+            parts[self.bias] = change.squeeze(2)
 
 
 def summed_coordinates(
@@ -524,7 +541,10 @@ def _eigenvectors(moment: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """
     d, top = len(moment), float(moment.diagonal().max())
     tolerance = d * torch.finfo(like.dtype).eps * top
-    found, pivots, rank, _ = dpstrf(moment.numpy(), tol=tolerance, lower=1)
+    if like.dtype == torch.float32:  # whether there is anything to gain, in half the time
+        _, _, rank, _ = spstrf((moment / top).float().numpy(), tol=tolerance / top, lower=1)
+    if like.dtype != torch.float32 or rank <= d // 2:
+        found, pivots, rank, _ = dpstrf(moment.numpy(), tol=tolerance, lower=1)
     if rank <= d // 2:
         factor = torch.empty(d, max(1, rank), dtype=moment.dtype)
         factor[torch.from_numpy(pivots).long() - 1] = torch.from_numpy(found)[
@@ -537,7 +557,7 @@ def _eigenvectors(moment: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = top * values.double().flip(0), vectors.flip(1)
     if like.dtype != torch.float64:
         vectors = vectors / vectors.double().norm(dim=0).to(like)
-        overlaps = (vectors.mT @ vectors).fill_diagonal_(1)
+        overlaps = product_with_itself(vectors).fill_diagonal_(1)
         vectors = 1.5 * vectors - vectors @ overlaps / 2
     return values, vectors
 

@@ -1,7 +1,7 @@
 """Per-sample gradients of one parameter: as rows, or as outer products of factors; their kernel."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt, prod
 from typing import Protocol, final
 
@@ -179,12 +179,20 @@ def joined_uses(uses: list[tuple[Left, Right]]) -> list[tuple[Left, Right]]:
 
 # Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
 _SCRATCH = 1 << 23
+# Elements that stay in a CPU's cache until they are used.
+_CACHED = 1 << 20
+# Rows of a gradient below which a tile of whole rows is too flat to be computed fast.
+_FLAT = 32
 _GPU_SCRATCH = 1 << 27
 # Rows of a matrix product on a CPU: fewer cost time, more only memory. A GPU takes all at once.
 _TALL = 1 << 10
 # Rows of a symmetric product that are computed at once, from the diagonal to the right: short
 # stripes save most of a CPU's work, tall ones keep a GPU busy.
 _STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
+_STRIPES = 4
+# Pairs of positions of two samples from which products of factors need no more than the factors'
+# precision.
+_MANY = 64
 
 
 def scratch(like: Tensor) -> int:
@@ -202,11 +210,14 @@ class Block(Protocol):
     def rows(self) -> Tensor:
         """B itself, (n, size)."""
 
+    def first(self, count: int) -> "Block":
+        """The rows of some first samples."""
+
     def apply(self, v: Tensor) -> Tensor:
         """B v: (size, k) → (n, k)."""
 
-    def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        """Add W B to `out`, (k, size), with weights W (k, n)."""
+    def add_combined(self, weights: Tensor, out: Tensor, beta: float = 1) -> None:
+        """`out` ← β · `out` + W B, (k, size), with weights W (k, n); memory may be new if β = 0."""
 
     def squared_sum(self) -> Tensor:
         """Σ_i B_i², element by element, (size,)."""
@@ -233,11 +244,14 @@ class Rows:
     def rows(self) -> Tensor:
         return self.values
 
+    def first(self, count: int) -> "Rows":
+        return Rows(self.values[:count])
+
     def apply(self, v: Tensor) -> Tensor:
         return self.values @ v
 
-    def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        out.addmm_(weights, self.values)
+    def add_combined(self, weights: Tensor, out: Tensor, beta: float = 1) -> None:
+        out.addmm_(weights, self.values, beta=beta)
 
     def squared_sum(self) -> Tensor:
         return self.values.square().sum(0)
@@ -284,13 +298,23 @@ class Outer:
         return tuple(factor.data for use in self.uses for factor in use)
 
     def rows(self) -> Tensor:
-        return self.part(ALL).flatten(1)
+        return self.part(ALL, ALL).flatten(1)
 
-    def part(self, columns: slice) -> Tensor:
-        """Some of the c columns of every gradient, (n, g, r, columns)."""
+    def first(self, count: int) -> "Outer":
+        uses = tuple(
+            (replace(left, data=left.data[:count]), replace(right, data=right.data[:count]))
+            for left, right in self.uses
+        )
+        return replace(self, uses=uses, like=self.like[:count])
+
+    def part(self, rows: slice, columns: slice) -> Tensor:
+        """Some of the r rows and c columns of every gradient, (n, g, rows, columns)."""
         g, r, c = self.shape
-        width = len(range(c)[columns])
-        out = self.like.new_zeros(self.n, g, r, width)
+        height, width = len(range(r)[rows]), len(range(c)[columns])
+        for left, right in self.uses if len(self.uses) == 1 else ():
+            if isinstance(left, Dense) and isinstance(right, Dense):
+                return left.dense()[..., rows].mT @ right.dense(ALL, columns)
+        out = self.like.new_zeros(self.n, g, height, width)
         for left, right in self.uses:
             for some in cuts(self.n, scratch(self.like) // (g * left.positions * width)):
                 values = right.dense(some, columns)  # (m, g, T, columns)
@@ -298,14 +322,25 @@ class Outer:
                     index = left.data[some].unsqueeze(-1).expand_as(values[:, 0])
                     out[some, 0].scatter_add_(1, index, values[:, 0])
                 else:
-                    out[some] += left.dense(some).mT @ values
+                    out[some] += left.dense(some)[..., rows].mT @ values
         return out
 
-    def slices(self) -> list[slice]:
-        """Slices of the c columns whose `part` fits in scratch space."""
+    def tiles(self) -> list[tuple[slice, slice]]:
+        """Rows and columns whose `part` fits in scratch space: whole rows, if that is fast."""
         g, r, c = self.shape
+        row = self.n * g * c
+        room = scratch(self.like)
+        if self._is_dense and room // row >= min(r, _FLAT):
+            cached = room if self.like.is_cuda else max(_CACHED, _FLAT * row)
+            return [(rows, ALL) for rows in cuts(r, cached // row)]
         grain = max((right.grain for _, right in self.uses), default=1)
-        return list(cuts(c, max(1, scratch(self.like) // (self.n * g * r * grain)) * grain))
+        width = max(1, room // (self.n * g * r * grain)) * grain
+        return [(ALL, columns) for columns in cuts(c, width)]
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether all factors are stored as they are, so that rows can be cut anywhere."""
+        return all(isinstance(factor, Dense) for use in self.uses for factor in use)
 
     def _samples(self, left: Left) -> Iterator[slice]:
         """Slices of the samples whose factors fit in scratch space."""
@@ -324,8 +359,8 @@ class Outer:
         v = v.reshape(g, r, c, k)
         out = v.new_zeros(self.n, k)
         if not self._by_use(k):
-            for columns in self.slices():
-                out += self.part(columns).flatten(1) @ v[:, :, columns].reshape(-1, k)
+            for rows, columns in self.tiles():
+                out += self.part(rows, columns).flatten(1) @ v[:, rows, columns].reshape(-1, k)
             return out
         for left, right in self.uses:
             for some in self._samples(left):
@@ -340,17 +375,31 @@ class Outer:
                     out[some, j] += product.flatten(1).sum(1)
         return out
 
-    def add_combined(self, weights: Tensor, out: Tensor) -> None:
-        k = len(weights)
-        out = out.unflatten(1, self.shape)  # (k, g, r, c)
-        if not self._by_use(k):
-            for columns in self.slices():
-                part = self.part(columns)
-                out[..., columns] += (weights @ part.flatten(1)).view(k, *part.shape[1:])
-            return
-        for left, right in self.uses:
+    def add_combined(self, weights: Tensor, out: Tensor, beta: float = 1) -> None:
+        tokens = tuple(use for use in self.uses if isinstance(use[0], OneHot))
+        built = replace(self, uses=tuple(use for use in self.uses if isinstance(use[0], Dense)))
+        by_use = tokens if built.uses and not built._by_use(len(weights)) else self.uses
+        if by_use is tokens:
+            built._add_built(weights, out, beta)
+        elif not beta:
+            out.zero_()
+        matrices = out.unflatten(1, self.shape)  # (k, g, r, c)
+        for left, right in by_use:
             for some in self._samples(left):
-                _add_combined(left, right, weights[:, some], some, out)
+                _add_combined(left, right, weights[:, some], some, matrices)
+
+    def _add_built(self, weights: Tensor, out: Tensor, beta: float) -> None:
+        """The same from gradients of the samples, a part of them at a time."""
+        g, matrices = self.shape[0], out.unflatten(1, self.shape)
+        for rows, columns in self.tiles():
+            part = self.part(rows, columns)
+            if g == 1 and columns == ALL:  # numbers in a row: no copy
+                here = matrices[:, 0, rows].flatten(1)
+                here.addmm_(weights, part.flatten(1), beta=beta)
+            else:
+                found = (weights @ part.flatten(1)).view(len(weights), *part.shape[1:])
+                to = matrices[:, :, rows, columns]
+                to.copy_(found if not beta else found.add_(to, alpha=beta))
 
     def squared_sum(self) -> Tensor:
         if len(self.uses) == 1:
@@ -361,8 +410,10 @@ class Outer:
                 squares = (f.dense().square().transpose(0, 2)[0] for f in (left, right))
                 deltas, inputs = squares  # (g, n, r), (g, n, c)
                 return (deltas.mT @ inputs).flatten()
-        parts = [self.part(columns).square().sum(0) for columns in self.slices()]
-        return torch.cat(parts, -1).flatten()
+        out = self.like.new_empty(self.shape)
+        for rows, columns in self.tiles():
+            torch.sum(self.part(rows, columns).square_(), 0, out=out[:, rows, columns])
+        return out.flatten()
 
 
 def _add_combined(left: Left, right: Right, weights: Tensor, some: slice, out: Tensor) -> None:
@@ -415,9 +466,9 @@ def add_kernel(a: Block, b: Block, out: Tensor) -> None:
     elif _pairs_are_cheaper(a, b):
         _add_by_positions(a, b, out)
     else:
-        for columns in a.slices() if a.n > b.n else b.slices():
-            left = a.part(columns).flatten(1)
-            right = left if a is b else b.part(columns).flatten(1)
+        for tile in _common_tiles(a, b):
+            left = a.part(*tile).flatten(1)
+            right = left if a is b else b.part(*tile).flatten(1)
             _add_product(left, right, a is b, out)
 
 
@@ -451,6 +502,12 @@ def _add_product(a: Tensor, b: Tensor, symmetric: bool, out: Tensor) -> None:
         out[mine, theirs].addmm_(left[mine], right[theirs].T)
 
 
+def _common_tiles(a: Outer, b: Outer) -> list[tuple[slice, slice]]:
+    """Tiles of which both have the parts, for the one with more samples."""
+    many, few = (a, b) if a.n > b.n else (b, a)
+    return (few if many._is_dense and not few._is_dense else many).tiles()
+
+
 def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
     """Compare multiplications per pair of samples."""
     _, r, c = a.shape
@@ -464,16 +521,22 @@ def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:
 
 
 def _add_by_positions(a: Outer, b: Outer, out: Tensor) -> None:
+    # Products of float32 factors as precise as these, many of which are summed more precisely.
+    full = torch.get_float32_matmul_precision() == "highest" and not out.is_cuda
+    like = a.like if full and a.positions * b.positions >= _MANY else out
     side = isqrt(scratch(out) // a.shape[0])
+    # Of a few samples with many positions each, most below the diagonal is saved by few stripes.
+    most = -(-a.n // _STRIPES) if a is b and not out.is_cuda else a.n
     for left, right in a.uses:
         for other_left, other_right in b.uses:
             t, s = left.positions, other_left.positions
-            for mine, theirs in _tiles(out, (side // t, side // s), a is b):
-                lefts = factor_products(left, other_left, mine, theirs, out)  # (g, m·T, m'·T')
-                rights = factor_products(right, other_right, mine, theirs, out)
+            height = min(side // t, most) if t > 1 else side // t
+            for mine, theirs in _tiles(out, (height, side // s), a is b):
+                lefts = factor_products(left, other_left, mine, theirs, like)  # (g, m·T, m'·T')
+                rights = factor_products(right, other_right, mine, theirs, like)
                 if len(lefts) * t * s == 1:
                     out[mine, theirs].addcmul_(lefts[0], rights[0])
                     continue
-                products = (lefts * rights).sum(0)
+                products = (lefts.to(out) * rights.to(out)).sum(0)
                 products = products.view(-1, t, products.shape[1]).sum(1)
                 out[mine, theirs] += products.view(len(products), -1, s).sum(2)

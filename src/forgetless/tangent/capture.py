@@ -3,7 +3,8 @@
 A rule takes δ = ∂f/∂z, the gradient at a layer's output, with all samples of a chunk in one
 tensor, and returns the contribution of each parameter: a pair of factors or rows. It assumes that
 samples are the leading dimension (`axis` 0: n, or n times something, sample by sample) or the
-second one (`axis` 1); `capture` checks whether that is true.
+second one (`axis` 1); `capture` checks whether that is true. A layer of another type, such as a
+language model's own norm, is run again for each sample by itself, from its input and δ.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from forgetless.support.validation import ConfigError
@@ -35,6 +37,7 @@ from forgetless.tangent.evaluation import (
     ParameterUses,
     autograd_check,
     close,
+    gradients_of,
     rows_by_loop,
     rows_by_vmap,
 )
@@ -58,7 +61,7 @@ class Rule:
     """
 
     labels: Mapping[str, str]
-    keep: Callable[..., Tensor | None]
+    keep: Callable[..., "Tensor | _Inputs | None"]
     contributions: Callable[..., Contributions | None]
 
 
@@ -160,6 +163,41 @@ def _channel_norm(
     return {"weight": summed(delta * x_hat), "bias": summed(delta)}
 
 
+@final
+@dataclass(frozen=True)
+class _Inputs:
+    """The input of a layer without a rule of its own, and its parameters and buffers then."""
+
+    x: Tensor
+    values: Mapping[str, Tensor]
+
+
+def _keep_all(layer: nn.Module, x: Tensor) -> _Inputs:
+    own = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    return _Inputs(x, {name: value.detach() for name, value in own.items()})
+
+
+def _alone(
+    layer: nn.Module, kept: _Inputs, delta: Tensor, n: int, axis: int
+) -> Contributions | None:
+    """Each sample's vector-Jacobian product with the layer alone."""
+    x = kept.x
+    if any(t.dim() <= axis or t.shape[axis] != n for t in (x, delta)):
+        return None
+    parameters = {name: kept.values[name] for name, _ in layer.named_parameters()}
+
+    def product(parameters: dict[str, Tensor], x: Tensor, delta: Tensor) -> Tensor:
+        values = {**kept.values, **parameters}
+        output: Tensor = functional_call(layer, values, (x.unsqueeze(axis),))
+        return (output.squeeze(axis) * delta).sum()
+
+    try:
+        found = vmap(grad(product), in_dims=(None, axis, axis))(parameters, x, delta)
+    except VMAP_ERRORS:
+        return None
+    return {name: rows.reshape(n, -1) for name, rows in found.items()}
+
+
 _CONVOLUTION = Rule({"weight": "conv", "bias": "bias"}, _keep_input, _convolution)
 _NORM = {"weight": "norm", "bias": "norm"}
 _CHANNEL_NORM = Rule(_NORM, _keep_normalized, _channel_norm)
@@ -179,6 +217,14 @@ RULES: Mapping[type[nn.Module], Rule] = {
 }
 
 
+def _rule_of(layer: nn.Module) -> Rule | None:
+    """The rule of a layer's type, or of any layer with parameters and no layers inside."""
+    if type(layer) in RULES or any(True for _ in layer.children()):
+        return RULES.get(type(layer))
+    own = [name for name, _ in layer.named_parameters()]
+    return Rule(dict.fromkeys(own, "layer"), _keep_all, _alone) if own else None
+
+
 def matrix_shape(layer: nn.Module, shape: torch.Size) -> tuple[int, int, int]:
     """A weight as g matrices r×c: (g, r, c)."""
     groups = layer.groups if isinstance(layer, Convolution) else 1
@@ -190,6 +236,8 @@ _INTERACT = (
 )
 # Each rule is tried with samples in the first dimension, then in the second.
 _AXES = (0, 1)
+# Samples that autograd is asked about, where all layers show which dimension may be the samples'.
+_CHECKED = 2
 
 
 def refuse_interacting(evaluation: Evaluation) -> None:
@@ -242,14 +290,16 @@ class _Call:
 
     Arguments:
         layer: the layer.
+        rule: its rule.
         names: parameter within the layer → its name in the network.
         kept: what the rule keeps of the input; None if it does not apply.
         output: the layer's output.
     """
 
     layer: nn.Module
+    rule: Rule
     names: Mapping[str, str]
-    kept: Tensor | None
+    kept: Tensor | _Inputs | None
     output: Tensor
 
 
@@ -261,8 +311,8 @@ def capture(
     """Every parameter's per-sample gradients, by its layer's rule if confirmed, else by rows.
 
     Samples do not interact, so ∂(Σ_i s_i)/∂z_i = ∂s_i/∂z_i: one backward pass for all samples, K
-    passes for K scalars. A rule is used only if its rows, weighted at random and summed, agree with
-    autograd, and if nothing outside the layer uses the parameter.
+    passes for K scalars. A rule is used only if its rows, of a few samples, weighted at random and
+    summed, agree with autograd, and if nothing outside the layer uses the parameter.
 
     Arguments:
         given_up: parameters for which no rule is tried.
@@ -284,9 +334,12 @@ def capture(
             blocks = [_laid_out(evaluation, calls, of, layout) for of in deltas]
             if all(len(of) == len(evaluation.names) for of in blocks):
                 return Captured(tuple(blocks), layout.rules, layout)
-        check = autograd_check(scalars, leaves, [call.output for call in calls])
+        check = _check(evaluation, scalars, leaves, calls)
+        # A layer without a rule of its own may have parameters that it does not use.
+        touched = {n for c in calls if type(c.layer) in RULES for n in c.names.values()}
+        unused = _unused(scalars, leaves, check, touched)
         del scalars
-        blocks, rules, axes = _by_rules(evaluation, calls, deltas, check, uses.elsewhere)
+        blocks, rules, axes = _by_rules(evaluation, calls, deltas, check, uses.elsewhere, unused)
         layers = tuple(call.layer for call in calls)
         calls.clear()  # frees the graph
         rest = tuple(name for name in evaluation.names if name not in rules)
@@ -296,6 +349,29 @@ def capture(
             rules |= more
     rules = {name: rules[name] for name in evaluation.names}
     return Captured(tuple(blocks), rules, None if rest else SampleLayout(layers, axes, rules))
+
+
+def _check(
+    evaluation: Evaluation, scalars: Tensor, leaves: Mapping[str, Tensor], calls: list[_Call]
+) -> AutogradCheck:
+    """The gradients of the first samples by autograd; of all, if layers see more than samples."""
+    n, outputs = evaluation.n, [call.output for call in calls]
+    plain = all(n in output.shape[: len(_AXES)] for output in outputs)
+    if not plain or n <= _CHECKED:
+        return autograd_check(scalars, leaves, outputs)
+    few, leaves = evaluation.select(slice(0, _CHECKED)), evaluation.leaves()
+    return autograd_check(few.scalars(leaves), leaves, outputs)
+
+
+def _unused(
+    scalars: Tensor, leaves: Mapping[str, Tensor], check: AutogradCheck, touched: Collection[str]
+) -> list[str]:
+    """The parameters on which no scalar depends, of those that no rule saw."""
+    names = [name for name in leaves if name not in touched and check.gradients[name] is None]
+    if len(check.weights) == len(scalars) or not names:
+        return names
+    found = gradients_of(scalars.sum(), {name: leaves[name] for name in names})
+    return [name for name in names if found[name] is None]
 
 
 def _laid_out(
@@ -320,13 +396,14 @@ def _watch(
     evaluation: Evaluation, given_up: frozenset[str], calls: list[_Call], uses: ParameterUses
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Hooks that record every run of a layer with a rule and a wanted parameter."""
-    wanted = set(evaluation.names) - given_up
+    wanted, n = set(evaluation.names) - given_up, evaluation.n
     called = {id(p): name for name, p in evaluation.module.named_parameters()}
     handles = []
     for layer in evaluation.module.modules():
-        if type(layer) not in RULES:
+        rule = _rule_of(layer)
+        if rule is None:
             continue
-        known = RULES[type(layer)].labels  # a hook may have added others (weight_norm)
+        known = rule.labels  # a hook may have added others (weight_norm)
         own = [(kind, called[id(p)]) for kind, p in layer.named_parameters(recurse=False)]
         names = {kind: name for kind, name in own if name in wanted and kind in known}
         if not names:
@@ -336,15 +413,24 @@ def _watch(
             layer: nn.Module,
             args: tuple[Tensor, ...],
             kwargs: dict[str, Tensor],
-            output: Tensor,
+            output: Any,
             names: Mapping[str, str] = names,
-        ) -> Tensor:
+            rule: Rule = rule,
+        ) -> Any:
             uses.end()
-            x = args[0] if args else kwargs["input"]
+            x = args[0] if args else kwargs.get("input")
+            alone = type(layer) in RULES or (len(args) == 1 and not kwargs)
+            if not alone or not isinstance(x, Tensor) or not isinstance(output, Tensor):
+                uses.elsewhere |= {*names.values()}
+                return output
+            if type(layer) is nn.Embedding and len(x) == 1 and x.dim() > 1:
+                # Positions, say, that all samples share: each sample gets a δ of its own.
+                x = x.expand(n, *x.shape[1:])
+                output = output.expand(n, *output.shape[1:])
             with torch.no_grad():
-                kept = RULES[type(layer)].keep(layer, x.detach())
+                kept = rule.keep(layer, x.detach())
             if output.requires_grad:
-                calls.append(_Call(layer, names, kept, output))
+                calls.append(_Call(layer, rule, names, kept, output))
             return output.clone()  # the activation after it may work in place
 
         def begin(layer: nn.Module, args: Any, names: Mapping[str, str] = names) -> None:
@@ -373,17 +459,16 @@ def _by_rules(
     deltas: list[list[Tensor]],
     check: AutogradCheck,
     elsewhere: Collection[str],
+    unused: Collection[str],
 ) -> tuple[list[dict[str, Block]], dict[str, str], dict[str, int]]:
     """The blocks that autograd confirms, their rules' names and their samples' dimensions."""
-    touched = {name for call in calls for name in call.names.values()}
     found: list[dict[str, Block]] = [{} for _ in deltas]
     rules: dict[str, str] = {}
     axes: dict[str, int] = {}
-    for name in evaluation.names:
-        if name not in touched and check.gradients[name] is None:
-            for blocks in found:
-                blocks[name] = _zero_block(evaluation, name)
-            rules[name] = "unused"
+    for name in unused:
+        for blocks in found:
+            blocks[name] = _zero_block(evaluation, name)
+        rules[name] = "unused"
     for axis in _AXES:
         built = [_build(evaluation, calls, of, axis, set(rules)) for of in deltas]
         labels = _labels(calls)
@@ -404,7 +489,7 @@ def _labels(calls: list[_Call]) -> dict[str, str]:
     labels: dict[str, set[str]] = {}
     for call in calls:
         for kind, name in call.names.items():
-            labels.setdefault(name, set()).add(RULES[type(call.layer)].labels[kind])
+            labels.setdefault(name, set()).add(call.rule.labels[kind])
     return {name: "+".join(sorted(several)) for name, several in labels.items()}
 
 
@@ -422,17 +507,18 @@ def _build(
         wanted = {kind: name for kind, name in call.names.items() if name not in done}
         if not wanted:
             continue
-        rule = RULES[type(call.layer)]
         # Under autocast, inputs and δ have a lower precision than the weights.
         like = evaluation.values[next(iter(wanted.values()))]
-        kept = call.kept if call.kept is None else _as_precise(call.kept, like)
-        given = kept is not None and rule.contributions(
+        kept = _as_precise(call.kept, like) if isinstance(call.kept, Tensor) else call.kept
+        given = kept is not None and call.rule.contributions(
             call.layer, kept, _as_precise(delta, like), evaluation.n, axis
         )
         for kind, name in wanted.items():
-            parts.setdefault(name, []).append(given[kind] if given else None)
-            shape = evaluation.values[name].shape
-            shapes.setdefault(name, set()).add(matrix_shape(call.layer, shape))
+            part = given[kind] if given else None
+            parts.setdefault(name, []).append(part)
+            if isinstance(part, tuple):
+                shape = evaluation.values[name].shape
+                shapes.setdefault(name, set()).add(matrix_shape(call.layer, shape))
     blocks: dict[str, Block] = {}
     for name, several in parts.items():
         uses = [part for part in several if isinstance(part, tuple)]

@@ -372,7 +372,7 @@ class AutogradCheck:
     all w.
     """
 
-    weights: Tensor  # (n, K)
+    weights: Tensor  # (n, K), of some first samples
     gradients: Mapping[str, Tensor | None]
     lengths: Mapping[str, float]  # of the gradients
     # Some gradients are zero up to rounding (of the keys' bias in attention): compare these with
@@ -395,11 +395,12 @@ class AutogradCheck:
         ]
 
     def _error(self, name: str, blocks: list[Block]) -> Tensor:
-        found = self.weights.new_zeros(1, blocks[0].size)
-        for block, weights in zip(blocks, self.weights.T, strict=True):
-            block.add_combined(weights.unsqueeze(0), found)
+        found = self.weights.new_empty(1, blocks[0].size)
+        for number, (block, weights) in enumerate(zip(blocks, self.weights.T, strict=True)):
+            few = block.first(len(weights))
+            few.add_combined(weights.unsqueeze(0), found, beta=min(1, number))
         if (gradient := self.gradients[name]) is not None:
-            found = found - gradient.reshape(1, -1)
+            found -= gradient.reshape(1, -1)
         error: Tensor = found.norm()
         return error
 
@@ -413,7 +414,10 @@ def _numbers(scalars: list[Tensor]) -> list[float]:
 def autograd_check(
     scalars: Tensor, leaves: Mapping[str, Tensor], outputs: Sequence[Tensor]
 ) -> AutogradCheck:
-    """The check for scalars (n, K) of these parameters, with the layers' outputs."""
+    """The check for scalars (n, K) of these parameters, with the layers' outputs.
+
+    Blocks may be of more samples: their first n are compared.
+    """
     generator = torch.Generator().manual_seed(len(scalars))
     weights = torch.rand(scalars.shape, generator=generator) + 0.5
     weights *= torch.randint(0, 2, scalars.shape, generator=generator) * 2 - 1

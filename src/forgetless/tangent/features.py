@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from forgetless.linalg import float64
 from forgetless.support.memory import free_memory, total_memory
+from forgetless.support.progress import advance
 from forgetless.support.validation import ConfigError, require
 from forgetless.tangent.blocks import Block, add_kernel, cuts, distinct_bytes, mirror
 from forgetless.tangent.capture import Captured, SampleLayout, capture
@@ -168,6 +169,7 @@ class Chunks:
             Piece(slice(start * count + k, stop * count, count), blocks)
             for k, blocks in enumerate(captured.blocks)
         ]
+        advance("gradients of samples", stop, self.starts[-1])
         used = _bytes(captured)
         if self.kept_bytes + used <= self.budget:
             self.kept[index] = pieces
@@ -182,6 +184,7 @@ def _bytes(captured: Captured) -> int:
 
 # Squared length of the longest feature below which float32 underflows for shorter ones.
 _SMALL_SQUARE = 1e-20
+_LONG = 1000  # parameters for each sample from which a Gram matrix takes less than sums of rows
 _SOLVER_BYTES = 6 * 8  # the eigensolver's memory per entry of the Gram matrix: six in float64
 
 
@@ -209,8 +212,16 @@ class TangentFeatures:
         return self.shape[0]
 
     @property
+    def is_long(self) -> bool:
+        """Whether a Gram matrix in float64 takes less time than a few sums of rows."""
+        return self.shape[1] > _LONG * len(self)
+
+    @property
     def rules(self) -> dict[str, str]:
-        """Parameter → how its gradients are computed: the layer's rule, "vmap" or "loop"."""
+        """Parameter → how its gradients are computed: by the layer's rule, "vmap" or "loop".
+
+        The rule "layer" runs a layer of an unknown type again for each sample.
+        """
         return dict(self.source.rules)
 
     @property
@@ -222,11 +233,12 @@ class TangentFeatures:
         n, p = self.shape
         return f"TangentFeatures(n={n}, p={p}, rules={sorted(set(self.rules.values()))})"
 
-    def dense(self) -> Tensor:
-        """φ itself, (n, p)."""
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        """φ itself, (n, p), in new memory or where it is to be written."""
         n, p = self.shape
-        require_bytes("φ as a matrix", n * p * self.like.element_size(), self.like)
-        out = self.like.new_empty(n, p)
+        if out is None:
+            require_bytes("φ as a matrix", n * p * self.like.element_size(), self.like)
+            out = self.like.new_empty(n, p)
         for piece in self.pieces():
             for name, columns in self.columns():
                 out[piece.rows, columns] = piece.blocks[name].rows().to(self.like)
@@ -284,18 +296,26 @@ class TangentFeatures:
         """φᵀ, (p, n)."""
         return Transposed(self)
 
-    def combine(self, weights: Tensor) -> Tensor:
-        """W φ: (k, n) → (k, p)."""
+    def combine(self, weights: Tensor, out: Tensor | None = None) -> Tensor:
+        """W φ: (k, n) → (k, p).
+
+        Arguments:
+            weights: W.
+            out: where to write it, (k, p); None for new memory.
+        """
         accepted = f"a tensor (k, {len(self)})"
         fits = weights.dim() == 2 and weights.shape[1] == len(self)
         require(fits, "weights of phi.combine", tuple(weights.shape), accepted)
         weights = weights.to(self.like)
-        out = weights.new_zeros(len(weights), self.shape[1])
+        out = weights.new_empty(len(weights), self.shape[1]) if out is None else out
+        beta = 0
         for piece in self.pieces():
             some = weights[:, piece.rows].contiguous()
-            for name, columns in self.columns():
-                piece.blocks[name].add_combined(some, out[:, columns])
-        return out
+            for number, (name, columns) in enumerate(self.columns()):
+                piece.blocks[name].add_combined(some, out[:, columns], beta)
+                advance("directions", number + 1, len(self.names))
+            beta = 1
+        return out if beta else out.zero_()
 
     def squared_sum(self) -> Tensor:
         """Σ_i φ_i², element by element, (p,)."""
@@ -333,8 +353,12 @@ class TangentFeatures:
         return principal_weights(gram, components, centred=centred, dtype=self.like.dtype)
 
     def precise_enough_gram(self) -> Tensor:
-        """φ φᵀ, (n, n), in float32 where that suffices for its top directions, else in float64."""
-        gram = self._products(self, _precise_enough(self.like))
+        """φ φᵀ, (n, n), in float32 where that suffices for its top directions, else in float64.
+
+        Of few long rows in float64: their sums then need no correction, which would take longer.
+        """
+        like = float64(self.like) if self.is_long else _precise_enough(self.like)
+        gram = self._products(self, like)
         fits = gram.dtype == torch.float64 or _SMALL_SQUARE < float(gram.diagonal().max()) < inf
         return gram if fits else self.gram()
 

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.linalg import float64
+from forgetless.linalg import float64, product_with_itself
 from forgetless.support.validation import ConfigError
 from forgetless.tangent.blocks import Patches
 from forgetless.tangent.capture import Convolution, window_of
@@ -259,7 +259,8 @@ class _InputSums:
 
 def second_moment(rows: Tensor) -> Tensor:
     """Σ_i x_i x_iᵀ of rows (N, d), in float64."""
-    return sum((float64(x.mT @ x) for x in rows.split(_ROWS)), float64(rows.new_zeros(())))
+    parts = (float64(product_with_itself(x)) for x in rows.split(_ROWS))
+    return sum(parts, float64(rows.new_zeros(())))
 
 
 def moment_shape(rows: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from forgetless.linalg import float64
 from forgetless.support.collectives import Ranks
 from forgetless.support.files import json_tensor, json_value
 from forgetless.support.memory import free_memory, require_memory
+from forgetless.support.progress import advance
 from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent.capture import RULES, Convolution, refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, ParameterUses, Product, Scalar
@@ -131,6 +132,7 @@ def kronecker_moments(
             some = part.select(slice(start, start + sums.fitting()))
             sums.add(some)
             start += some.n
+            advance("moments", sums.seen, sums.samples)
     if ranks is not None:
         sums.add_up(ranks)
     found = sums.moments()

@@ -217,6 +217,15 @@ class LinearTask:
             check_finite(name, vector)
 
 
+class Solver(Protocol):
+    """How one task is learned."""
+
+    def solve(
+        self, features: Tensor, residual: Tensor, basis: Protected, weight_decay: float, rtol: float
+    ) -> Tensor:
+        """ω_k − ω_{k−1}, (p,), from the arguments of `Descent.solve`."""
+
+
 @final
 @dataclass(frozen=True)
 class Descent:
@@ -360,7 +369,7 @@ def learn(
     method: Projection | Sequence[Protected],
     *,
     weight_decay: float = 0.0,
-    solver: Descent | None = None,
+    solver: Solver | None = None,
     rtol: float = RTOL,
 ) -> Learned:
     """Learn tasks one after another, by the corollary (convergence), in float64.
@@ -377,7 +386,7 @@ def learn(
             Or T_{k−1} for each task k, any orthogonal projections: as functions of rows (n, p), or
             as orthonormal rows B_{k−1}.
         weight_decay: λ ≥ 0.
-        solver: None for the closed form, or gradient descent.
+        solver: None for the closed form, or gradient descent, such as `Descent`.
         rtol: singular values at or below rtol times the largest one of φ_k count as zero, in φ_k
             and in φ̃_k. Features computed in float32 have noise of about 3e-4.
     """

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 import forgetless
 from forgetless import AGEM, EWC, GEM, GEMNT, OGD, PCAOGD, ConfigError, DataError, Guard, Joint
-from forgetless.guard.batches.outputs import chosen_output
+from forgetless.guard.batches.outputs import Loss, chosen_output
 
 from ...tangent import networks as net
 from ...tangent.reference import built, integers, random
@@ -245,6 +245,13 @@ MISTAKEN = {
 }
 
 
+def test_classes_for_a_model_of_one_number_without_a_dimension_of_its_own():
+    model = seeded(lambda: nn.Sequential(nn.Linear(12, 1), nn.Flatten(0)))
+    message = "labels of torch.int64 need a logit for each class, .* output='regression'"
+    for method in (OGD(20), AGEM(20)):
+        end_task_fails(model, (torch.randn(30, 12), LABELS % 2), method, message)
+
+
 @pytest.mark.parametrize("case", MISTAKEN)
 @pytest.mark.parametrize("method", [OGD(20), AGEM(20), EWC()], ids=lambda m: m.name)
 def test_labels_of_another_kind_are_explained(case, method):
@@ -263,10 +270,12 @@ def test_one_hot_numbers_may_be_meant():
     assert_spans(found, rows_by_autograd(model, model(x)))
 
 
-@pytest.mark.parametrize("shape", [(30,), (30, 1)])
-def test_the_loss_of_a_binary_classifier_is_asked_for(shape):
-    model = seeded(lambda: nn.Linear(12, 1))
-    batch = torch.randn(30, 12), (LABELS % 2).float().view(shape)
+@pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 2)])
+def test_the_loss_of_binary_classifiers_is_asked_for(shape):
+    several = shape[1] if shape[1:] else 1
+    model = seeded(lambda: nn.Linear(12, several))
+    bits = LABELS.unsqueeze(1) >> torch.arange(several) & 1
+    batch = torch.randn(30, 12), bits.float().view(shape)
     end_task_fails(model, batch, AGEM(20), "loss may be binary cross-entropy or the squared error")
     told = Guard(
         model,
@@ -275,8 +284,11 @@ def test_the_loss_of_a_binary_classifier_is_asked_for(shape):
         loss=lambda out, y: binary_cross_entropy_with_logits(out, y.view_as(out)),
     )
     told.end_task(batch)
-    # The logit is protected either way.
-    assert len(remembered(seeded(lambda: nn.Linear(12, 1)), batch)) == 13
+    # The logits are protected either way, and the drift has no loss that may be another.
+    assert len(remembered(model, batch)) == 13 * several
+    guard = Guard(model, optim.SGD(model.parameters()), OGD())
+    guard.end_task(batch)
+    assert guard.drift().tasks[0].loss is None
 
 
 RETURNED_LOSSES = {
@@ -579,3 +591,34 @@ def test_a_label_too_large_is_named_wherever_it_is(method, place):
     guard = forgetless.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), method)
     with pytest.raises(ConfigError, match=r"labels must be in \[0, 3\)"):
         guard.end_task((torch.randn(9, 5), labels))
+
+
+def test_the_loss_of_a_constant_answer():
+    """The least that the same outputs for all samples can have, found by descent."""
+    labels = torch.tensor([0, 0, 1, 2, 0])
+    tokens = torch.tensor([[3, 0, 1, -100], [3, 1, 1, 2]])
+    numbers = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    cases = [(None, labels, (5, 3)), ("likelihood", tokens, (2, 4, 4)), (None, numbers, (6, 2))]
+    for output, target, shape in cases:
+        constant = torch.zeros(shape[-1], requires_grad=True)
+        optimizer = torch.optim.LBFGS([constant], max_iter=100)
+        loss = Loss(None, output)
+
+        def closure(constant=constant, optimizer=optimizer, target=target, shape=shape, loss=loss):
+            optimizer.zero_grad()
+            outputs = constant.expand(shape)
+            if target.dim() == 2 and not target.is_floating_point():  # all labels alike
+                counted = target[:, 1:] != -100
+                outputs, some = outputs[:, 1:][counted], target[:, 1:][counted]
+                value = torch.nn.functional.cross_entropy(outputs, some)
+            else:
+                value = loss.mean(outputs, target)
+            value.backward()
+            return value
+
+        for _ in range(3):
+            optimizer.step(closure)
+        halves = [target[:2], target[2:]]
+        assert loss.of_constant(halves) == pytest.approx(closure().item(), rel=1e-4)
+    assert Loss(lambda z, y: z.sum(), None).of_constant([labels]) is None
+    assert Loss(None, None).of_constant([None]) is None

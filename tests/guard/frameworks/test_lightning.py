@@ -196,14 +196,13 @@ def test_the_removed_share_is_logged_and_kept(tmp_path):
     fit(module, 0, callback, **settings)
     assert callback.stats().steps == 0
     fit(module, 2, callback, **settings)
-    assert callback.guard.stats().steps == 0
     stats = callback.stats()
     assert stats.steps == 12
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["guard_removed"]]
     assert [int(row["step"]) for row in rows] == [3, 7, 11]
     assert float(rows[-1]["guard_removed"]) == pytest.approx(stats.removed)
-    assert float(rows[-1]["guard_removed_last"]) == pytest.approx(stats.last)
+    assert float(rows[-1]["guard_blocked"]) == pytest.approx(stats.blocked)
     assert 0 < stats.removed < 1
 
 
@@ -240,10 +239,42 @@ def test_the_user_may_end_tasks():
     assert callback.guard.memory_report().directions == 5
 
 
-def test_several_optimizers_are_refused():
-    module = Classifier(manual=True, optimizers=2)
-    with pytest.raises(ConfigError, match="made 2"):
-        fit(module, 0, GuardCallback(METHOD))
+class Halves(Classifier):
+    """Each layer has an optimizer of its own, of which each step trains one."""
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        optimizer = self.optimizers()[batch_idx % 2]
+        self.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self(inputs), labels))
+        optimizer.step()
+
+    def configure_optimizers(self):
+        layers = [layer for layer in self.network if [*layer.parameters()]]
+        return [torch.optim.Adam(layer.parameters(), lr=0.02) for layer in (layers[0], layers[-1])]
+
+
+def test_every_optimizer_is_guarded():
+    module, callback = Halves(manual=True), GuardCallback(METHOD)
+    fit(module, 0, callback)
+    fit(module, 2, callback)
+    stats = callback.stats()
+    assert stats.steps == 12
+    assert all(share > 0 for share in stats.layers.values())
+
+
+def test_a_head_that_grows_between_two_trainings():
+    module, callback = Classifier(), GuardCallback(METHOD)
+    fit(module, 0, callback)
+    guard, old = callback.guard, module.network[-1]
+    module.network[-1] = nn.Linear(old.in_features, old.out_features + 2)
+    with torch.no_grad():
+        module.network[-1].weight[: old.out_features] = old.weight
+        module.network[-1].bias[: old.out_features] = old.bias
+    fit(module, 2, callback)
+    assert callback.guard is guard
+    assert guard.tasks == 2
+    assert len(guard.state_dict()["memory.directions"].shape) == 2
 
 
 def test_mistakes_are_found_before_training():

@@ -27,7 +27,7 @@ from transformers import (
     default_data_collator,
 )
 
-from forgetless import OGD, PCAOGD, ConfigError, DataError, Guard
+from forgetless import OGD, PCAOGD, ConfigError, DataError, Guard, KronOGD
 from forgetless.guard.frameworks.transformers import GuardTrainerCallback
 from forgetless.support.validation import ForgetlessWarning
 from tests.guard.frameworks.common import Looking, leak, vector
@@ -298,19 +298,43 @@ def test_the_removed_share_is_logged_and_kept(tmp_path):
     assert callback.stats().steps == 0
     settings = {"logging_strategy": "steps", "logging_steps": 3}
     trainer = train(model, tokens(1), tmp_path, logger, after=callback.add_to, **settings)
-    assert callback.guard.stats().steps == 0
     stats = callback.stats()
     assert stats.steps == 6
     assert 0 < stats.removed < 1
     of_steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in of_steps] == [3, 6]
     assert of_steps[-1]["guard_removed"] == pytest.approx(stats.removed)
-    assert of_steps[-1]["guard_removed_last"] == pytest.approx(stats.last)
+    assert of_steps[-1]["guard_blocked"] == pytest.approx(stats.blocked)
     assert [entry["guard_removed"] for entry in of_steps] == [
         logs["guard_removed"] for logs in logger.logs if "loss" in logs
     ]
     train(model, tokens(1), tmp_path, callback, max_steps=2)
     assert callback.stats().steps == 2
+
+
+def test_the_drift_is_logged_too(tmp_path):
+    model, callback = llama(), GuardTrainerCallback(METHOD)
+    train(model, tokens(0), tmp_path, callback)
+    settings = {"logging_strategy": "steps", "logging_steps": 60, "max_steps": 120}
+    trainer = train(model, tokens(1), tmp_path, callback, **settings)
+    first, second = (entry for entry in trainer.state.log_history if "loss" in entry)
+    assert "guard_drift/task 1" not in first
+    assert second["guard_drift/task 1"] > 0
+    assert second["guard_loss/task 1"] > 0
+
+
+def test_an_adapter_that_is_added_for_the_next_task_is_protected_after_it(tmp_path):
+    torch.manual_seed(0)
+    model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
+    callback = GuardTrainerCallback(KronOGD(samples=20))
+    train(model, tokens(0), tmp_path, callback)
+    guard, first = callback.guard, callback.guard.names
+    model.add_adapter("second", LoraConfig(r=2, target_modules=["v_proj"]))
+    model.base_model.set_adapter(["default", "second"])
+    train(model, tokens(1), tmp_path, callback)
+    assert callback.guard is guard
+    assert {name for name in guard.names if ".second." in name} == {*guard.names} - {*first}
+    assert guard.tasks == 2
 
 
 def tiny(kind):

@@ -290,12 +290,12 @@ def _reject_unusual_labels(logits: Tensor, targets: Tensor | None) -> None:
     """Reject labels (n, 1), one-hot labels, and classes for a single logit, and say what to do.
 
     Arguments:
-        logits: of a few samples, (n, C).
+        logits: of a few samples, (n, C), or a single one (n,).
         targets: of all samples.
     """
-    if targets is None or logits.dim() != 2:
+    if targets is None or logits.dim() not in (1, 2):
         return
-    classes, shape = logits.shape[1], targets.shape[1:]
+    classes, shape = logits[0].numel(), targets.shape[1:]
     if not targets.is_floating_point() and shape in ((), (1,)):
         if classes == 1:
             raise ConfigError(
@@ -320,13 +320,14 @@ def _reject_unusual_labels(logits: Tensor, targets: Tensor | None) -> None:
 
 
 def _reject_binary(logits: Tensor, targets: Tensor) -> None:
-    """Reject real labels 0 and 1 of a single logit, whose loss is not the squared error."""
+    """Reject targets 0 and 1 for real outputs, whose loss need not be the squared error."""
     single = logits.shape[1:] in ((), (1,)) and targets.shape[1:] in ((), (1,))
-    if single and targets.unique().tolist() == [0, 1]:
+    several = targets.is_floating_point() and logits.shape[1:] == targets.shape[1:]
+    if (single or several) and targets.unique().tolist() == [0, 1]:
         raise ConfigError(
-            "the target is 0 or 1 and the model returns one number, whose loss may be binary "
-            "cross-entropy or the squared error: give loss=, for example "
-            "torch.nn.functional.binary_cross_entropy_with_logits"
+            "the targets are 0 or 1 and the outputs real numbers, whose loss may be binary "
+            "cross-entropy or the squared error: give loss=, for example lambda outputs, target: "
+            "binary_cross_entropy_with_logits(outputs, target.view_as(outputs))"
         )
 
 
@@ -418,6 +419,29 @@ class Loss:
             if logits_of(outputs).dim() == targets.dim() + 1 and isinstance(kind, str):
                 _check_target(kind, outputs, targets)
         self.mean(outputs, target)
+
+    def of_constant(self, targets: Sequence[Tensor | None]) -> float | None:
+        """The least mean loss of outputs that are the same for all samples.
+
+        The entropy of the labels' frequencies, or the variance of real targets.
+
+        Arguments:
+            targets: of parts of the samples, (n, *) each.
+
+        Returns:
+            None for a loss of the user's, and without targets.
+        """
+        known = [target for target in targets if target is not None]
+        if self.function is not None or not known:
+            return None
+        if known[0].is_floating_point():
+            alike = len({target.shape[1:] for target in known}) == 1
+            return float(torch.cat(known).var(0, correction=0).mean()) if alike else None
+        known = [tokens[:, 1:] for tokens in known] if self.output == "likelihood" else known
+        labels = torch.cat([some.flatten() for some in known])
+        shares = labels[labels != _IGNORED].unique(return_counts=True)[1].double()
+        shares = shares / shares.sum()
+        return float(-(shares * shares.log()).sum())
 
     def require_labels(self, count: int) -> None:
         """Reject samples without labels, unless the loss is the user's."""

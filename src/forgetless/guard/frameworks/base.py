@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from forgetless.guard.batches.outputs import Named, Output
 from forgetless.guard.batches.samples import Unpack
 from forgetless.guard.distributed.sharding import gathered
-from forgetless.guard.guard import Guard, unwrapped
+from forgetless.guard.guard import Guard
+from forgetless.guard.model import unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
@@ -68,7 +69,6 @@ class GuardCarrier:
         self._protected: dict[str, Tensor] = {}
         self._loaded: Mapping[str, Tensor] = {}  # a state for the guard to come
         self._was_loaded = False
-        self._finished: Stats | None = None  # of the latest task that was stored
 
     @property
     def guard(self) -> Guard:
@@ -79,14 +79,11 @@ class GuardCarrier:
 
     def end_task(self, loader: Any) -> None:
         """Store the task that was just learned, on data that `Guard.end_task` takes."""
-        finished = self.guard.stats()
         self.guard.end_task(loader)
-        self._finished = finished
 
     def stats(self) -> Stats:
         """How much of this training's steps was removed; after its end, of the finished task's."""
-        now = self.guard.stats()
-        return now if self._finished is None else self._finished
+        return self.guard.stats()
 
     def save(self, folder: str | Path) -> None:
         """Write all that is stored to `forgetless.safetensors` in a folder.
@@ -153,15 +150,11 @@ class GuardCarrier:
                 stacklevel=3,
             )
 
-    def _shares(self) -> dict[str, float]:
-        """For a logger: the share of the steps that was removed, if one was projected.
-
-        And what the method tells, such as the strength of its penalty.
-        """
+    def _numbers(self) -> dict[str, float]:
+        """The numbers of `stats()` for a logger; empty before a task is stored."""
         now = self.guard.stats()
-        removed = {"guard_removed": now.removed, "guard_removed_last": now.last}
-        own = {f"guard_{name}": value for name, value in now.method.items()}
-        return own | (removed if now.steps else {})
+        found = now.metrics() if self.guard.tasks else {}
+        return {f"guard_{name}": value for name, value in found.items()}
 
     def _attach(
         self, model: nn.Module, optimizer: Any, defaults: GuardOptions | None = None
@@ -173,11 +166,15 @@ class GuardCarrier:
             optimizer: its optimizer, new or not.
             defaults: options that the user's override.
         """
-        self._finished = None
         parameters = dict(unwrapped(model).named_parameters())
-        same = all(parameters.get(name) is tensor for name, tensor in self._protected.items())
-        if self._guard is not None and same:
-            self._guard.attach(optimizer)
+        known = self._protected.items()
+        guard = self._guard
+        if guard is not None and guard.tasks and guard.has_grown(model, optimizer):
+            guard.adopt(model, optimizer)
+            self._protected = {name: parameters[name] for name in guard.names}
+            return
+        if guard is not None and all(parameters.get(name) is tensor for name, tensor in known):
+            guard.attach(optimizer)
             return
         stored = self.state_dict()
         if self._guard is not None:

@@ -6,7 +6,6 @@ from typing import Any, Unpack, final
 
 from forgetless.guard.frameworks.base import GuardCarrier, GuardOptions
 from forgetless.methods import Method
-from forgetless.support.validation import ConfigError
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,10 +21,10 @@ _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 class GuardCallback(GuardCarrier, Callback):  # type: ignore[misc]
     """Preserves what a module has learned in one `fit` through all later ones.
 
-    Give the same callback to the trainer of every task. It guards the module's optimizer, stores
+    Give the same callback to the trainer of every task. It guards the module's optimizers, stores
     the task when `fit` ends without an error, on the trainer's training data after the hooks of
     the module or its data module that change batches. The module's `forward` returns the protected
-    outputs. The share of the steps that it removes is logged as `guard_removed`.
+    outputs. The numbers of `stats()` are logged as `guard_removed`, `guard_drift/task 1` and so on.
 
     Lightning's checkpoints have what was stored before them. The finished task is stored after the
     last one: `forgetless.safetensors` in their folder has it too, for `load` before the next task.
@@ -51,14 +50,11 @@ class GuardCallback(GuardCarrier, Callback):  # type: ignore[misc]
         self._ends_tasks = end_task
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Guard the optimizer that was made for this fit."""
-        count = len(trainer.optimizers)
-        if count != 1:
-            raise ConfigError(f"the guard is for one optimizer; configure_optimizers made {count}")
+        """Guard the optimizers that were made for this fit."""
         if trainer.ckpt_path is not None:
             self._warn_if_unguarded(str(trainer.ckpt_path))
         # The strategy's model tells which processes train it.
-        self._attach(trainer.strategy.model or pl_module, trainer.optimizers[0])
+        self._attach(trainer.strategy.model or pl_module, trainer.optimizers)
         loader = trainer.train_dataloader
         batches = self._calibration_batches(getattr(loader, "batch_size", None), loader)
         if batches is not None:
@@ -73,10 +69,10 @@ class GuardCallback(GuardCarrier, Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the share of the steps that was removed, as often as the trainer logs."""
+        """Log the numbers of `stats()`, as often as the trainer logs."""
         every = trainer.log_every_n_steps
         if every and trainer.global_step % every == 0:
-            pl_module.log_dict(self._shares(), on_step=True, on_epoch=False)
+            pl_module.log_dict(self._numbers(), on_step=True, on_epoch=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Store the task, except after a `fast_dev_run`."""

@@ -43,8 +43,8 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
     again. In another run of the script the next task finds it, if the model comes from one of
     these folders by `from_pretrained` and no `protect` is given; otherwise `load` it.
 
-    The share of the steps that it removes is logged as `guard_removed`. In several processes
-    (`torchrun`, `accelerate launch`) each does the same.
+    The numbers of `stats()` are logged as `guard_removed`, `guard_drift/task 1` and so on. In
+    several processes (`torchrun`, `accelerate launch`) each does the same.
 
     Arguments:
         method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
@@ -71,9 +71,9 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
         self._hook: Any = None
 
     def add_to(self, trainer: Trainer) -> None:
-        """Add the callback to a trainer before its loggers, which are then given the shares.
+        """Add the callback to a trainer before its loggers, which are then given its numbers.
 
-        Given as `Trainer(callbacks=[…])` it comes after them: the shares are in the trainer's log
+        Given as `Trainer(callbacks=[…])` it comes after them: the numbers are in the trainer's log
         history and in what it prints, but not in TensorBoard or Weights & Biases.
         """
         handler = trainer.callback_handler
@@ -179,12 +179,12 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add the share of the steps that was removed to what the trainer logs of training."""
+        """Add the numbers of `stats()` to what the trainer logs of training."""
         if logs is not None and ("loss" in logs or "train_loss" in logs):
-            shares = self._shares()
-            logs.update(shares)
+            numbers = self._numbers()
+            logs.update(numbers)
             if state.log_history:
-                state.log_history[-1].update(shares)
+                state.log_history[-1].update(numbers)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -1,6 +1,7 @@
 """All artefacts, in the order of the page."""
 
 from forgetless.paper.artefacts import (
+    alignment,
     forgetting_gap,
     kernel_change,
     memory,
@@ -21,6 +22,7 @@ _ALL = (
     table1.TABLE1,
     per_task.PER_TASK,
     forgetting_gap.FORGETTING_GAP,
+    forgetting_gap.FORGETTING_SEEDS,
     protocols.STRENGTH,
     protocols.PROTOCOLS,
     protocols.LAYERS,
@@ -29,10 +31,12 @@ _ALL = (
     memory.MEMORY,
     overlap.NEXT,
     overlap.LATER,
+    alignment.ALIGNMENT,
     variance.VARIANCE,
     kernel_change.KERNEL_CHANGE,
     theory.THEORY,
     toy.TOY,
+    toy.TOY_MEAN,
     methods_summary.METHODS_SUMMARY,
     same_bytes.SAME_BYTES,
 )

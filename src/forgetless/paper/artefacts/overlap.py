@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
 
 from forgetless.methods import method_label
+from forgetless.paper import numbers
 from forgetless.paper.artefacts.memory import sweep_run
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.benchmarks import NAMES, Run, Scale
@@ -209,10 +209,9 @@ def points(
 def rank_correlation(
     data: Data, benchmark: str = DROP, without: str | None = None, seed: int | None = None
 ) -> tuple[float, float]:
-    """Spearman's correlation of overlap and drop over the `points`, and its p-value."""
+    """Spearman's correlation of overlap and drop over the `points`, and its p-value (two-sided)."""
     _, overlap, drop = zip(*points(data, benchmark, without, seed), strict=True)
-    found = spearmanr(overlap, drop)
-    return float(found.statistic), float(found.pvalue)
+    return numbers.rank_correlation(overlap, drop)
 
 
 def show_later(data: Data, pictures: Pictures) -> list[str]:

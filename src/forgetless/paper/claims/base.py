@@ -1,10 +1,11 @@
 """A claim of the paper, the test that decides it, and the verdict."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, final
 
-from forgetless.paper.numbers import DIVERGED
+from forgetless.paper.numbers import DIVERGED, Margin, none, two
 from forgetless.paper.results import Results, readable
 
 Verdict = Literal[
@@ -20,6 +21,26 @@ Finding = tuple[Verdict, str, str]  # verdict, what was measured, why
 
 @final
 @dataclass(frozen=True)
+class Former:
+    """An earlier rule of a claim whose rule was changed after its numbers were known.
+
+    Arguments:
+        test: the rule in words.
+        decide: its verdict; None for the present rule with another margin.
+        margin: that margin, which `Claim.decide` takes.
+    """
+
+    test: str
+    decide: Callable[..., Verdict] | None = None
+    margin: Margin | None = None
+
+
+TWO_ERRORS = Former("two standard errors", margin=two)
+MEANS_ALONE = Former("means alone", margin=none)
+
+
+@final
+@dataclass(frozen=True)
 class Claim:
     """One checkable sentence.
 
@@ -29,6 +50,8 @@ class Claim:
         test: the criterion in words.
         needs: artefacts whose data `decide` takes, in this order.
         decide: the test.
+        former: an earlier rule, if there was another one.
+        slip: whether a failure is a slip of notation or wording, without effect on any result.
     """
 
     place: str
@@ -36,6 +59,16 @@ class Claim:
     test: str
     needs: tuple[str, ...]
     decide: Callable[..., Finding]
+    former: Former | None = None
+    slip: bool = False
+
+    def formerly(self, *data: Any) -> Verdict | None:
+        """The verdict of the earlier rule; None if the rule was never changed."""
+        if self.former is None:
+            return None
+        if self.former.decide is not None:
+            return self.former.decide(*data)
+        return self.decide(*data, margin=self.former.margin)[0]
 
 
 @final
@@ -46,12 +79,18 @@ class Claims:
         self.all: list[Claim] = []
 
     def add(
-        self, place: str, says: str, test: str, *needs: str
+        self,
+        place: str,
+        says: str,
+        test: str,
+        *needs: str,
+        former: Former | None = None,
+        slip: bool = False,
     ) -> Callable[[Callable[..., Finding]], Callable[..., Finding]]:
         """Decorator: the function takes the data of the artefacts it needs and decides."""
 
         def register(decide: Callable[..., Finding]) -> Callable[..., Finding]:
-            self.all.append(Claim(place, says, test, needs, decide))
+            self.all.append(Claim(place, says, test, needs, decide, former, slip))
             return decide
 
         return register
@@ -74,11 +113,25 @@ def judged(claim: Claim, results: Results) -> Finding:
     data = [record["data"] for record in records]
     with readable(", ".join(claim.needs)):
         try:
-            return claim.decide(*data)
+            word, measured, why = claim.decide(*data)
+            return word, measured, _with_former(claim, word, why, data)
         except KeyError:
             if not _diverged(data):
                 raise
             return UNDECIDED, "", "training diverged in a run that is compared"
+
+
+def _with_former(claim: Claim, word: Verdict, why: str, data: Sequence[Any]) -> str:
+    """The reason, and what the earlier rule said; of a mere margin only another verdict."""
+    before = claim.formerly(*data)
+    if before is None or claim.former is None:
+        return why
+    if claim.former.margin is not None and before == word:
+        return why
+    changed = (
+        f"changed after the numbers were known; the rule before ({claim.former.test}): *{before}*"
+    )
+    return "; ".join(filter(None, [why, changed]))
 
 
 def _diverged(data: Any) -> bool:
@@ -103,6 +156,16 @@ def over_protocols(verdicts: Mapping[str, Verdict]) -> Verdict:
 def by_noise(difference: float, noise: float) -> Verdict:
     """Whether a difference is clearly above zero, clearly below, or neither."""
     return HOLDS if difference > noise else FAILS if difference < -noise else UNDECIDED
+
+
+def inside(difference: float, noise: float, low: float, high: float = inf) -> Verdict:
+    """Whether an interval, difference ± noise, is wholly within limits, wholly outside, or neither.
+
+    An equivalence test: noise does not help, as it does where no clear difference counts as none.
+    """
+    if low <= difference - noise and difference + noise <= high:
+        return HOLDS
+    return FAILS if difference + noise < low or difference - noise > high else UNDECIDED
 
 
 def everywhere(verdicts: Iterable[Verdict]) -> Verdict:

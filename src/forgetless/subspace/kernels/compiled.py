@@ -6,6 +6,7 @@ loops are stored on disk, so that only the first process waits for the compiler.
 """
 
 import os
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 from numba import config, njit, prange, set_num_threads
 from torch import Tensor
+
+from forgetless.support.progress import advance
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Bytes of a row above which the processor's cache does not hold those that the threads work on.
@@ -54,12 +57,20 @@ def project_out_compiled(g: Tensor, rows: Tensor, threads: int) -> Tensor | None
     walk, scratch = (_one_pass, size) if once else (_two_passes, count)
     arrays = (t.numpy() for t in (vector, rows, g.new_zeros(threads, scratch), projected))
     before = torch.get_num_threads()
+    if not walk.signatures and not _is_stored(walk):
+        advance("compiling the projection, once on this machine", 0, 1)
     with _ONE_AT_A_TIME:
         set_num_threads(min(threads, config.NUMBA_NUM_THREADS))  # idle ones would be waited for
         walk(*arrays)
     if torch.get_num_threads() != before:  # Numba sets OpenMP's number of threads for all
         torch.set_num_threads(before)
     return projected
+
+
+def _is_stored(loops: Any) -> bool:
+    """Whether an earlier process has stored these loops on disk."""
+    folder = Path(loops.stats.cache_path)
+    return any(folder.glob(f"{Path(__file__).stem}.{loops.py_func.__name__}-*.nbi"))
 
 
 @njit(**_OPTIONS)
