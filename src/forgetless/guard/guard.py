@@ -370,7 +370,8 @@ class Guard:
         """What storing the next task will cost, before anything is stored.
 
         A few samples are run forward and backward to see the layers' use and the time that they
-        take; the model, torch's random state and the guard stay as they are.
+        take; the model, torch's random state and the guard stay as they are. A model on the device
+        "meta", without weights, is estimated for this machine.
 
         Arguments:
             data: what `end_task` will be given; without it some methods' bytes are unknown, and the
