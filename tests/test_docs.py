@@ -46,6 +46,8 @@ OF_COMMANDS = [
     "--head",
     "--port",
     "--only",
+    "--tokens",
+    "--exclude",
 ]
 
 

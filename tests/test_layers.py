@@ -23,7 +23,8 @@ ROOMS = {
     "launch": "support linalg methods data trace training",
     "report": "support linalg tangent subspace methods theory data trace training launch",
     "paper": "support linalg tangent methods theory data trace training launch report",
-    "cli": "support methods theory data trace training launch report paper",
+    "llm": "support tangent methods guard trace report",
+    "cli": "support methods theory data trace training launch report paper llm",
 }
 
 

@@ -167,6 +167,21 @@ def test_a_budget_bounds_the_bytes(method):
     assert guard.memory_report().bytes <= 9000
 
 
+@pytest.mark.parametrize("name", ["kron-ogd", "kron-ewc", "ewc", "a-gem", "gpm"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_without_weights_is_estimated_like_one_with_them(kind, name):
+    method = {**EXACT, **BOUNDED}[name]
+    _, data, guard = made(kind, method)
+    make, _, more = MODELS[kind]
+    with torch.device("meta"):
+        empty = make()
+    optimizer = torch.optim.SGD(empty.parameters(), lr=0.1)
+    estimate = Guard(empty, optimizer, method, **more).estimate(data(0))
+    assert estimate.bytes == guard.estimate(data(0)).bytes
+    assert "without weights" in str(estimate)
+    assert estimate.seconds >= 0
+
+
 def test_kronecker_numbers_by_hand():
     """r² and c² with the bias, an eigenvalue for each and one for the rest; and the weights."""
     _, data, guard = made("mlp", KronOGD())

@@ -13,7 +13,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.guard as module_under_test
-from forgetless import AGEM, EWC, GPM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless import AGEM, EWC, GPM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronEWC, KronOGD
 from forgetless.guard import steps
 from forgetless.methods import Method
 from tests.methods.test_all_methods import TABLE
@@ -703,7 +703,7 @@ class Adapter(nn.Module):
         return self.base(x) + self.lora_B(self.lora_A(x))
 
 
-@pytest.mark.parametrize("method", [KronOGD(), GPM()], ids=["kron-ogd", "gpm"])
+@pytest.mark.parametrize("method", [KronOGD(), GPM()], ids=lambda m: m.name)
 def test_a_fresh_adapter_of_linear_layers_is_protected_by_its_inputs(method):
     """Three directions of the inputs: what the adapter adds for them stays zero."""
     make = lambda: nn.Sequential(Adapter(12, 40), nn.Tanh(), Adapter(40, 4))  # noqa: E731
@@ -719,6 +719,22 @@ def test_a_fresh_adapter_of_linear_layers_is_protected_by_its_inputs(method):
     assert guard.stats().layers["0.lora_A.weight"] > 0.1
     moved = (model[0].lora_A(x) - before).norm() / before.norm()
     assert moved < 0.02
+
+
+def test_a_penalty_holds_a_fresh_adapter_by_its_inputs():
+    """The first factor moves less than without, for the inputs that it had."""
+    x, y = task(0)
+    x[:, 3:] = 0
+    found = []
+    for method in (SGD(), KronEWC(strength=1000.0)):
+        model = seeded(lambda: nn.Sequential(Adapter(12, 40), nn.Tanh(), Adapter(40, 4)))
+        optimizer = optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        Guard(model, optimizer, method).end_task((x, y))  # without a warning
+        before = model[0].lora_A.weight.detach().clone()
+        train(model, optimizer, task(1), steps=60)
+        moved = (model[0].lora_A.weight.detach() - before).norm(dim=0)
+        found.append(float(moved[:3].norm() / moved.norm()))
+    assert found[1] < 0.6 * found[0]
 
 
 def test_a_script_that_stores_no_task_is_told_of_as_it_ends(tmp_path):

@@ -93,6 +93,20 @@ def test_parameters_that_are_not_real_numbers():
         Guard(model, optim.SGD(model.parameters()), OGD())
 
 
+def test_a_quantised_model_is_rejected_unless_adapters_are_trained():
+    """As transformers and bitsandbytes make it: eight-bit weights, real norms and biases."""
+    model = mlp()
+    model.is_quantized = True
+    Guard(model, optim.SGD(model.parameters(), lr=0.1)).remove()  # only loaded from such a file
+    eight = torch.zeros(model[0].weight.shape, dtype=torch.int8)
+    model[0].weight = nn.Parameter(eight, requires_grad=False)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"quantised \(0.weight is int8\).*train adapters"):
+        Guard(model, optimizer, OGD(samples=3))
+    model.peft_config = {}
+    assert Guard(model, optimizer, OGD(samples=3)).names == ALL[1:]
+
+
 def test_a_frozen_parameter_is_not_protected_unless_chosen():
     model = mlp()
     model[0].requires_grad_(False)

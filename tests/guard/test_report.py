@@ -8,7 +8,19 @@ import pytest
 import torch
 from torch import nn, optim
 
-from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
+from forgetless import (
+    AGEM,
+    EWC,
+    GEM,
+    OGD,
+    PCAOGD,
+    SGD,
+    ConfigError,
+    Guard,
+    Joint,
+    KronEWC,
+    Storage,
+)
 from forgetless.support.validation import format_bytes
 from forgetless.training.build import MLP
 
@@ -94,6 +106,19 @@ def test_going_up_along_minus_the_loss_is_blocked_alike(method):
     assert 0.01 < found[0] < 1
 
 
+def test_the_numbers_of_a_penalty_until_the_next_step():
+    model, optimizer, guard = guarded(method=KronEWC(samples=30))
+    assert str(guard.stats()).startswith("strength 3\nno step yet since the latest task")
+    train(model, optimizer, task(1), steps=3)
+    stats = guard.stats()
+    assert stats.blocked is not None
+    guard.end_task(task(1))
+    kept = guard.stats()
+    assert (kept.blocked, kept.method, kept.tasks) == (stats.blocked, stats.method, 2)
+    train(model, optimizer, task(2))
+    assert guard.stats().drift != kept.drift or guard.stats().blocked != kept.blocked
+
+
 def test_stats_of_steps_of_nothing():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -102,7 +127,7 @@ def test_stats_of_steps_of_nothing():
     guard.end_task(task(0))
     optimizer.step()  # no gradients yet
     assert guard.stats().steps == 0
-    assert str(guard.stats()) == "no step since the latest task was stored was changed"
+    assert str(guard.stats()) == "no step yet since the latest task was stored"
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

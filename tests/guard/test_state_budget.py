@@ -107,7 +107,7 @@ def test_a_budget_below_one_direction_is_refused_and_changes_nothing():
 
 def test_a_budget_is_for_directions():
     model = mlp()
-    with pytest.raises(ConfigError, match="budget= is for methods that keep directions, not a-gem"):
+    with pytest.raises(ConfigError, match="that keep directions, such as KronOGD, not a-gem"):
         Guard(model, optim.SGD(model.parameters()), AGEM(), budget="1MB")
 
 

@@ -159,12 +159,12 @@ def springs(strength):
 @pytest.mark.parametrize(
     ("harm", "before", "after"),
     [
-        ([0.0, 0.4], 20.0, 40.0),  # the worst task counts
+        ([0.0, 0.4, 0.1], 20.0, 40.0),  # the worst task counts
         ([0.3], 20.0, 30.0),
         ([0.2], 20.0, 20.0),
-        ([9.0], 20.0, 40.0),
-        ([float("nan")], 20.0, 40.0),
-        ([9.0], 9000.0, 10000.0),  # a thousand times the least
+        ([9.0], 20.0, 80.0),
+        ([float("nan")], 20.0, 80.0),
+        ([9.0], 9000.0, 30000.0),  # the most
         ([-1.0], 20.0, 16.0),
         ([0.0], 11.0, 10.0),  # never below the least
     ],

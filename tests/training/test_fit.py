@@ -23,6 +23,7 @@ from forgetless import (
     fit,
     scenario,
 )
+from forgetless.trace import BEST_WITHIN, merged_seeds
 from tests.conftest import blobs
 from tests.methods.in_place import InPlace
 
@@ -222,6 +223,20 @@ def test_unprotected_parameters_follow_plain_sgd():
     for name, parameter in model.named_parameters():
         plain = torch.allclose(after[name], before[name] - 0.1 * parameter.grad, atol=1e-12)
         assert plain == names[name]
+
+
+def test_evaluations_within_tasks_note_the_best_and_change_nothing():
+    training = replace(TRAINING, epochs=4)
+    plain = fit(blobs(tasks=3), SGD(), seeds=2, training=training)
+    trace = fit(blobs(tasks=3), SGD(), seeds=2, training=replace(training, evaluate_every=1))
+    np.testing.assert_array_equal(trace.accuracy, plain.accuracy)
+    for row, seed in enumerate(trace.seeds):
+        best = trace.outcome[BEST_WITHIN][str(seed)]
+        # The end of a task is the end of its last epoch.
+        assert all(best >= np.nanmax(trace.accuracy[row], 0))
+    every = replace(training, evaluate_every=1)
+    apart = [fit(blobs(tasks=3), SGD(), seeds=[seed], training=every) for seed in (0, 1)]
+    assert merged_seeds(apart).outcome == trace.outcome
 
 
 def test_all_tasks_are_evaluated_when_asked():

@@ -28,6 +28,7 @@ _COMMANDS = {
     "run": ("training", "run_command", "Train one method on the tasks of SCENARIO."),
     "compare": ("training", "compare_command", "Train several methods and compare them."),
     "forecast": ("forecast", "forecast_command", "Predict what learning the next task will do."),
+    "estimate": ("estimate", "estimate_command", "Say what protecting a model on disk will cost."),
     "report": ("report", "report_command", "Write an HTML report of runs."),
     "data": ("catalogue", "data_app", "Show which datasets are on disk, or fetch one."),
     "paper": ("paper", "paper_app", "Rebuild the paper's tables, figures and verdicts."),

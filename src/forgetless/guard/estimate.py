@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from forgetless.guard.batches.loading import TaskData
 from forgetless.guard.batches.outputs import logits_of
@@ -25,6 +26,7 @@ _TRIED = 64  # samples that an estimate runs
 _OWN = 20  # times that a guarded step reads or writes all weights besides the method
 # Sizes at which a machine's speed is measured: of products, eigenvalue problems, and copies.
 _PRODUCT, _EIGEN, _COPY = 512, 256, 1 << 22
+_RUNS = 3  # other processes disturb a single one
 
 
 @final
@@ -65,9 +67,18 @@ class Estimate:
         return "\n".join([*lines, *([self.shortage] if self.shortage else []), *self.notes])
 
 
+def working_device(device: torch.device) -> torch.device:
+    """Where a model would run: on its device; one without weights ("meta") on this machine's."""
+    if device.type != "meta":
+        return device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @final
 class Speed:
     """The speed of a model on its device, measured as it is asked for.
+
+    Of a model without weights, on the device "meta", the multiplications of a pass are counted.
 
     Arguments:
         model: the model.
@@ -77,7 +88,10 @@ class Speed:
     def __init__(self, model: GuardedModel, samples: StoredSamples) -> None:
         self._model = model
         self._samples = samples
-        self._like = model.parameters.empty()
+        parameters = model.parameters
+        self._counts = parameters.device.type == "meta"
+        place = working_device(parameters.device)
+        self._like = torch.empty(0, dtype=parameters.dtype, device=place)
 
     def seconds(self, work: Work) -> float:
         """How long some work takes, about."""
@@ -94,8 +108,17 @@ class Speed:
     def _of_pass(self) -> float:
         """One sample forward and backward."""
         theta = self._model.parameters.read()
+
+        def run() -> Tensor:
+            return self._model.gradient(self._samples, theta, self._sum)
+
         with eval_mode(self._model.module):
-            taken = self._timed(lambda: self._model.gradient(self._samples, theta, self._sum))
+            if self._counts:
+                with FlopCounterMode(display=False) as counter:
+                    run()
+                taken = float(counter.get_total_flops()) / 2 * self._of_product()
+            else:
+                taken = self._timed(run)
         return taken / len(self._samples)
 
     def _sum(self, outputs: Any, part: Part) -> Tensor:
@@ -108,28 +131,31 @@ class Speed:
 
     def _of_product(self) -> float:
         square = self._ones(_PRODUCT, _PRODUCT)
-        return self._timed(lambda: square @ square) / _PRODUCT**3
+        return self._timed(lambda: square @ square, _RUNS) / _PRODUCT**3
 
     def _of_cube(self) -> float:
         square = float64(self._ones(_EIGEN, _EIGEN))
         square = square / (1 + torch.arange(_EIGEN).to(square))
         square = square + square.mT
-        return self._timed(lambda: torch.linalg.eigh(square)[0]) / _EIGEN**3
+        return self._timed(lambda: torch.linalg.eigh(square)[0], _RUNS) / _EIGEN**3
 
     def _of_byte(self) -> float:
         row = self._ones(_COPY)
-        return self._timed(lambda: row + row) / (2 * row.nbytes)
+        return self._timed(lambda: row + row, _RUNS) / (2 * row.nbytes)
 
     def _ones(self, *shape: int) -> Tensor:
         return self._like.new_ones(shape)
 
-    def _timed(self, act: Callable[[], Tensor]) -> float:
-        """Seconds of the second run; `float` waits for a GPU."""
+    def _timed(self, act: Callable[[], Tensor], runs: int = 1) -> float:
+        """Seconds of the fastest of some runs after a first one; `float` waits for a GPU."""
         act()
         float(act().sum())
-        began = perf_counter()
-        float(act().sum())
-        return perf_counter() - began
+        taken = []
+        for _ in range(runs):
+            began = perf_counter()
+            float(act().sum())
+            taken.append(perf_counter() - began)
+        return min(taken)
 
 
 def estimated(
@@ -194,9 +220,11 @@ def estimated(
         least, most = 0, budget
     speed = None if samples is None else Speed(model, samples)
     # What is stored already is not free.
-    needed, device = cost.peak - probe.stored, parameters.device
+    needed, device = cost.peak - probe.stored, working_device(parameters.device)
     own = Work(bytes=_OWN * probe.vector if method.protects else 0)
     notes = [] if data is not None else ["without data every layer counts as used, on its own"]
+    if parameters.device.type == "meta" and speed is not None:
+        notes.append("without weights: seconds are multiplications at this machine's speed")
     if size is None:
         notes.append("the number of samples is unknown: the method's most are counted")
     return Estimate(

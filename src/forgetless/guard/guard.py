@@ -70,7 +70,8 @@ class Guard:
     After `end_task` the method changes every step of the optimizer. Projections (KronOGD, GPM,
     PCA-OGD, A-GEM, …) change the optimizer's update, Δθ ← P Δθ, so momentum, weight decay and
     adaptive step sizes leak only the rounding of the weights, which is coarse in half precision;
-    EWC and joint training add to the gradient. Only one guard can project a parameter's updates.
+    KronEWC, EWC and joint training add to the gradient. Only one guard can project a parameter's
+    updates.
 
     Arguments:
         model: any module, compiled or not, in `DistributedDataParallel` or sharded by
@@ -104,7 +105,7 @@ class Guard:
         process_group: of `torch.distributed`: the processes that train the model together, if
             the model is given without the wrapper that tells.
         drift_samples: samples kept of each task, with the outputs on them, to check how far these
-            move later (`drift()`); 0 keeps none and checks nothing.
+            move later (`drift()`), which KronEWC follows; 0 keeps none and checks nothing.
         seed: of the choice of samples.
         progress: whether a bar shows on a terminal how far `end_task` is, if it takes long.
 
@@ -345,7 +346,8 @@ class Guard:
         self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
         if not self._steps.has_warned_of_full:
             self._drift.report_learning(self.tasks, finished.blocked)
-        self._finished = replace(finished, tasks=self.tasks, drift=drift)
+        if finished.tasks:  # what preserved none has nothing to tell
+            self._finished = replace(finished, tasks=self.tasks, drift=drift)
 
     def refresh(self, *loaders: Any) -> None:
         """Replace what is stored of all earlier tasks, at the present weights.
@@ -368,7 +370,8 @@ class Guard:
         """What storing the next task will cost, before anything is stored.
 
         A few samples are run forward and backward to see the layers' use and the time that they
-        take; the model, torch's random state and the guard stay as they are.
+        take; the model, torch's random state and the guard stay as they are. A model on the device
+        "meta", without weights, is estimated for this machine.
 
         Arguments:
             data: what `end_task` will be given; without it some methods' bytes are unknown, and the

@@ -369,7 +369,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
-        if torch.is_autocast_enabled(device.type):
+        available = torch.amp.is_autocast_available(device.type)  # not on "meta"
+        if available and torch.is_autocast_enabled(device.type):
             stack.enter_context(torch.autocast(device.type, enabled=False))
         if "torch._dynamo" in sys.modules:  # it takes seconds to import
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -324,6 +324,7 @@ def chosen_parameters(module: nn.Module, params: Params, exclude: Sequence[str])
     """
     own = dict(module.named_parameters())
     if params is None:
+        _reject_quantised(module)
         chosen = [name for name, p in own.items() if p.requires_grad]
     elif callable(params) and not isinstance(params, nn.Module):
         chosen = [name for name in own if params(name)]
@@ -335,6 +336,18 @@ def chosen_parameters(module: nn.Module, params: Params, exclude: Sequence[str])
         require(bool(fits), "exclude", prefix, _PREFIXES)
     excluded = _names_under(module, exclude)
     return tuple(name for name in chosen if name not in excluded)
+
+
+def _reject_quantised(module: Any) -> None:
+    """Reject a model of transformers with quantised weights and no adapters beside them."""
+    if not getattr(module, "is_quantized", False) or hasattr(module, "peft_config"):
+        return
+    for name, p in module.named_parameters():
+        if not (p.is_floating_point() or p.is_complex()):
+            raise ConfigError(
+                f"the model is quantised ({name} is {str(p.dtype)[6:]}), so its weights cannot be "
+                "trained or protected: load it in bfloat16 or float32, or train adapters (peft)"
+            )
 
 
 def protected_names(

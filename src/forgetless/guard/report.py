@@ -61,7 +61,7 @@ class Stats:
             last = f"({self.last:.1%} of the last)"
             lines += [f"{self.removed:6.1%} of {self.steps} steps removed {last}"]
         elif self.tasks and self.blocked is None:
-            lines += ["no step since the latest task was stored was changed"]
+            lines += ["no step yet since the latest task was stored"]
         if self.blocked is not None:
             lines += [f"{self.blocked:6.1%} of what the steps would have learned, to first order"]
         layers = self.layers.items() if self.steps else ()

@@ -114,6 +114,7 @@ class Steps:
             steps: taken so far.
         """
         self.state, self.storage, self.task, self.steps = state, storage, task, steps
+        self._start = steps
         if task:
             Steps.has_stored = True
         self.is_active = self.method.protects and bool(
@@ -317,9 +318,14 @@ class Steps:
         self._parameters.add(removed)
         self.removed.add(step.parts, removed.parts)
 
+    @property
+    def _weighs(self) -> bool:
+        """Whether to look at this step's progress."""
+        return (self.steps - self._start) % _WEIGH_EVERY == 0
+
     def _weigh(self, optimizer: Optimizer) -> None:
         """Note now and then how much of the step's progress was removed."""
-        if self.steps % _WEIGH_EVERY == 0:
+        if self._weighs:
             vectors = [self._parameters.flat(name, self.place) for name in ("step", "removed")]
             products = self._parameters.along_gradients(optimizer, *vectors)
             if products is not None:
@@ -338,7 +344,7 @@ class Steps:
         for columns in upwards:
             gradient[:, columns].neg_()
         changed = self._changed(gradient, self._parameters.read(), movable)
-        if self.steps % _WEIGH_EVERY == 0:
+        if self._weighs:
             whole = torch.dot(gradient[0], gradient[0])
             self.removed.weigh(whole, whole - torch.dot(gradient[0], changed[0]))
         if self.method.acts_on == "update":

@@ -76,10 +76,10 @@ METHODS: dict[str, type[Method[Any]]] = {
     PCAOGD.name: PCAOGD,
     KronOGD.name: KronOGD,
     KFACLaplace.name: KFACLaplace,
-    KronEWC.name: KronEWC,
     GPM.name: GPM,
     SGP.name: SGP,
     AdamNSCL.name: AdamNSCL,
+    KronEWC.name: KronEWC,
 }
 
 

@@ -15,8 +15,8 @@ from forgetless.subspace.eigenbasis import Axis, Eigenbasis
 from forgetless.support.validation import FRACTION, POSITIVE, option, real, whole
 
 # A look at the stored tasks raises the strength at most, and lowers it at most, by these factors.
-_UP, _DOWN = 2.0, 1.25
-_MOST = 1000.0  # times the least strength
+_UP, _DOWN = 4.0, 1.25
+_MOST = 3000.0  # times the least strength
 
 
 @final
@@ -53,7 +53,7 @@ class KronEWC(Method[Springs]):
     - λ follows what is kept. Every few steps a guard tells how far the mean loss h_k of each task
       k is above that at the anchor, on the samples that it keeps for its drift check, and
 
-          λ ← clip(λ · clip(max_k h_k / tolerance, 1 / 1.25, 2), strength, 1000 strength)
+          λ ← clip(λ · clip(max_k h_k / tolerance, 1 / 1.25, 4), strength, 3000 strength)
 
       In `fit`, and in a guard without such samples, λ = strength.
 

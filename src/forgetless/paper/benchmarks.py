@@ -71,6 +71,7 @@ class Scale:
         strengths: of EWC, from which the corrected protocol chooses.
         search_seeds: seeds of that search.
         more_seeds: seeds where five do not decide.
+        evaluate_every: epochs between evaluations within a task; the released code has 1,000 steps.
         validation: held-out images per class for that search.
         toy: samples per task and parameters of the worst-case toy.
         toy_mean: those of the toy whose samples have a mean.
@@ -87,6 +88,7 @@ class Scale:
     strengths: tuple[float, ...]
     search_seeds: str
     more_seeds: str
+    evaluate_every: int
     validation: int
     toy: tuple[tuple[int, int], ...]
     toy_mean: tuple[int, int]
@@ -148,6 +150,7 @@ FULL = Scale(
     strengths=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
     search_seeds="2",
     more_seeds="20",
+    evaluate_every=13,
     validation=100,
     toy=((50, 100), (100, 1000), (150, 1000), (500, 200), (500, 215), (500, 500)),
     toy_mean=(500, 215),
@@ -187,6 +190,7 @@ SMALL = Scale(
     strengths=(10.0, 100.0),
     search_seeds="1",
     more_seeds="3",
+    evaluate_every=1,
     validation=10,
     toy=((40, 80), (40, 200)),
     toy_mean=(40, 80),

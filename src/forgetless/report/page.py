@@ -1,13 +1,9 @@
-"""The report as one HTML file that opens from disk: style, charting library, program, numbers."""
+"""The report of runs as one HTML file that opens from disk."""
 
-import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -18,18 +14,13 @@ from forgetless.launch.runs import resolve, setting_fields
 from forgetless.report import palette
 from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
 from forgetless.report.comparison import SETTING_TITLES, Array, Comparison, Entry, compare
+from forgetless.report.document import asset, build_document
 from forgetless.support.files import write_atomically
 from forgetless.support.plugins import is_in_file
 from forgetless.support.validation import ConfigError, ForgetlessError, flag
 from forgetless.trace import INCIDENTAL, Trace, metrics, nulls
 
-_LIBRARY = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-_PROGRAM = (
-    "base.js", "panel.js", "summary.js", "accuracy.js", "overlap.js", "analysis.js", "reasons.js",
-    "advice.js", "main.js",
-)  # fmt: skip
-# Characters that would end or hide a script element, or a line of it, inside JSON.
-_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_PROGRAM = ("summary", "accuracy", "overlap", "analysis", "reasons", "advice", "main")
 _SHARES = (0.9, 0.95, 0.99)  # of variance, for which the page offers a command
 Runs = Trace | Comparison | Iterable[Trace] | Sequence[Comparison]
 Analyses = Mapping[str, Analysis]  # by the label of the entry
@@ -80,16 +71,8 @@ def build_page(
         "shares": list(_SHARES),
         "groups": [_group(c, a) for c, a in zip(comparisons, known, strict=True)],
     }
-    data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Template(_asset("assets/page.html")).substitute(
-        style=_asset("assets/style.css"),
-        light=_variables(palette.LIGHT),
-        dark=_variables(palette.DARK),
-        data=data.translate({ord(unsafe): safe for unsafe, safe in _UNSAFE.items()}),
-        licences=_licences(),
-        library="\n".join(f"<script>{_asset(name)}</script>" for name in _LIBRARY),
-        program="\n".join(_asset(f"assets/{name}") for name in _PROGRAM),
-    )
+    program = [asset(f"assets/{name}.js") for name in _PROGRAM]
+    return build_document("Forgetting report", asset("assets/report.html"), content, program)
 
 
 def _group(comparison: Comparison, analyses: Analyses) -> dict[str, Any]:
@@ -148,22 +131,6 @@ def _folders(comparison: Comparison) -> list[str]:
     parents = {path.parent for path in paths}
     together = len(paths) > 1 and len(parents) == 1
     return sorted(map(str, parents if together else paths))
-
-
-def _variables(colours: Sequence[str]) -> str:
-    """Colours as variables of the style sheet."""
-    return " ".join(f"--c{n}: {colour};" for n, colour in enumerate(colours))
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("forgetless.report").joinpath(name).read_text("utf-8")
-
-
-@cache
-def _licences() -> str:
-    texts = (_asset(f"vendor/{name}.LICENSE").strip() for name in ("d3", "plot"))
-    return "\n\n".join(texts).replace("--", "‐‐")
 
 
 _MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for

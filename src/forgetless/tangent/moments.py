@@ -333,7 +333,9 @@ class _Run:
     @property
     def place(self) -> tuple[object, ...]:
         """What two inputs that are the same tensor have in common, while both exist."""
-        return self.x.data_ptr(), self.x.shape, self.x.stride()
+        x = self.x  # on the device "meta" it has a storage and no address
+        address = (x.untyped_storage()._cdata, x.storage_offset()) if x.is_meta else x.data_ptr()
+        return address, x.shape, x.stride()
 
 
 @final

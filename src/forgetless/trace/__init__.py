@@ -10,6 +10,7 @@ from forgetless.trace.experiment import (
     same_experiment,
 )
 from forgetless.trace.trace import (
+    BEST_WITHIN,
     KEEPS,
     TRACE_FILE,
     Keep,
@@ -24,6 +25,7 @@ from forgetless.trace.trace import (
 )
 
 __all__ = [
+    "BEST_WITHIN",
     "INCIDENTAL",
     "JOBS",
     "KEEPS",

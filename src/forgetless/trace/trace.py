@@ -59,6 +59,7 @@ def _fingerprint(folder: Path) -> str:
 
 FORMAT = 1
 TRACE_FILE = "trace.json"
+BEST_WITHIN = "best within tasks"  # key in the outcome
 _STRUCTURE = "structure"  # in a state's file: how it is built; not counted in its size
 _TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -84,7 +85,8 @@ class Trace:
         path: its folder, or None for a trace in memory.
         fingerprint: checksums of the parts of the experiment: scenario, data (one for each task
             learned), model, start, method, training.
-        outcome: results of settings: the `storage` that a budget chose, whether it `diverged`.
+        outcome: results of settings: the `storage` that a budget chose, whether it `diverged`, and
+            by seed the best accuracies on the tasks so far of evaluations within tasks.
     """
 
     scenario: str
@@ -313,10 +315,17 @@ def merged_seeds(parts: Sequence[Trace]) -> Trace:
         seeds=tuple(seed for part in parts for seed in part.seeds),
         accuracy=np.concatenate([part.accuracy for part in parts]),
         timings={name: sum(part.timings.get(name, 0.0) for part in parts) for name in names},
+        outcome=parts[0].outcome | _best_within(parts),
         status=unfinished[0] if unfinished else "complete",
         path=None,
         _tensors={},
     )
+
+
+def _best_within(parts: Sequence[Trace]) -> dict[str, Any]:
+    """The part of the outcome that is noted seed by seed."""
+    best = [part.outcome[BEST_WITHIN] for part in parts if BEST_WITHIN in part.outcome]
+    return {BEST_WITHIN: {seed: found for of in best for seed, found in of.items()}} if best else {}
 
 
 def _spread(values: NDArray[np.float64]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from forgetless.support.validation import (
     whole,
 )
 from forgetless.tangent import TangentFeatures
-from forgetless.trace import KEEPS, Keep, Trace, make_room, remove_unfinished
+from forgetless.trace import BEST_WITHIN, KEEPS, Keep, Trace, make_room, remove_unfinished
 from forgetless.trace.metrics import tasks_learned
 from forgetless.training.build import (
     ModelFactory,
@@ -265,6 +265,7 @@ class _GroupLoop:
             if start != after:
                 with self._timed("training"):
                     for epoch in learner.train(train, t, epochs, run.saver.due):
+                        self._evaluate_within(t, tests)
                         self._report(t, epoch, self._mean_accuracy(t - 1))
                         self._pause(before)
                 # Memory of the last task is of use only to readers of the trace.
@@ -322,6 +323,19 @@ class _GroupLoop:
         for s, test in tests.items():
             accuracy = self.learner.accuracy(test, run.scenario.competing(s, t))
             run.trace.accuracy[self._rows, t, s] = accuracy.numpy()
+
+    def _evaluate_within(self, t: int, tests: dict[int, Split]) -> None:
+        """Note the best accuracy so far on every task, if an epoch with an evaluation has ended."""
+        run, learner = self.run, self.learner
+        every, progress = run.training.evaluate_every, learner.progress
+        if not every or progress is None or progress.batches or progress.epochs % every:
+            return
+        best = run.trace.outcome.setdefault(BEST_WITHIN, {})
+        for s in range(t + 1):
+            accuracy = learner.accuracy(tests[s], run.scenario.competing(s, t)).tolist()
+            for seed, value in zip(learner.seeds, accuracy, strict=True):
+                tasks = best.setdefault(str(seed), [])
+                tasks[s:] = [max([value, *tasks[s : s + 1]]), *tasks[s + 1 :]]
 
     def _record(self, t: int, name: str) -> None:
         """Note the task in the trace, on disk if it has a folder."""

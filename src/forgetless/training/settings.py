@@ -132,6 +132,12 @@ class Training:
         "without running statistics; 0 for as many as fit.",
         accepted=whole(0),
     )
+    evaluate_every: int = option(
+        0,
+        "Epochs after which to evaluate within a task, too; 0 for at its end alone. The best "
+        "accuracies are noted in the trace's outcome.",
+        accepted=whole(0),
+    )
     seeds_together: int = option(
         0,
         "Seeds trained in one batched program; 0 for all on a GPU and one on a CPU.",

@@ -206,6 +206,18 @@ def test_the_removed_share_is_logged_and_kept(tmp_path):
     assert 0 < stats.removed < 1
 
 
+def test_the_strength_of_the_default_method_is_logged_and_kept(tmp_path):
+    module, callback = Classifier(), GuardCallback()
+    logger = CSVLogger(tmp_path)
+    for number in (0, 2):
+        fit(module, number, callback, logger=logger, log_every_n_steps=4)
+    assert callback.stats().method["strength"] >= 3
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["guard_strength"]]
+    assert [int(row["step"]) for row in rows] == [3, 7, 11]
+    assert float(rows[-1]["guard_strength"]) == callback.stats().method["strength"]
+
+
 def test_another_module_of_the_same_shape_goes_on():
     callback = GuardCallback(METHOD)
     fit(Classifier(), 0, callback)

@@ -22,7 +22,7 @@ _ALL = (
     table1.TABLE1,
     per_task.PER_TASK,
     forgetting_gap.FORGETTING_GAP,
-    forgetting_gap.FORGETTING_SEEDS,
+    forgetting_gap.FORGETTING_CLOSER,
     protocols.STRENGTH,
     protocols.PROTOCOLS,
     protocols.LAYERS,

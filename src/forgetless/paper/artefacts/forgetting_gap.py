@@ -24,6 +24,7 @@ from forgetless.paper.pictures import Pictures
 from forgetless.paper.printed import FINAL, TABLE1
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Cells, Workshop, each
+from forgetless.trace import BEST_WITHIN
 
 _IMAGES = 256  # of a noisy evaluation: an unused setting of the released code
 _DRAWS = 200
@@ -63,9 +64,11 @@ def measure_cell(workshop: Workshop, run: Run) -> dict[str, Any]:
     if diverged(trace):
         return {DIVERGED: True}
     a = trace.accuracy
+    within = trace.outcome.get(BEST_WITHIN, {})
+    rest = np.array([within[str(seed)][:-1] for seed in trace.seeds]) if within else -np.inf
     return {
         "tasks": a.shape[1],
-        "best": _best(a).mean(-1),
+        "best": np.maximum(_best(a), rest).mean(-1),
         "learned": np.diagonal(a, axis1=1, axis2=2)[:, :-1].mean(-1),
         "noisy": _noisy(a),
         "final": a[:, -1, :-1].mean(-1),
@@ -271,7 +274,7 @@ def _factors(data: Data) -> list[str]:
         "Fitted with the printed final accuracies, ± half a 95 % interval. 15/14 = 1.071. Open: on "
         "Split CIFAR the released code evaluates every 1,000 steps, and the best of more "
         "evaluations is higher; on Split MNIST, where the rivals differ most, five seeds do not "
-        "tell (`forgetless paper build forgetting-seeds` trains 20).",
+        "tell. `forgetless paper build forgetting-closer` measures both.",
         "",
     ]
 
@@ -286,19 +289,26 @@ FORGETTING_GAP = Artefact(
 )
 
 
-# Split MNIST, where T / (T − 1) is furthest from its rivals, with more seeds
+# More seeds on Split MNIST, where T / (T − 1) is furthest from its rivals; and evaluations within
+# the tasks of Split CIFAR, as the released code has them
 
 
 def more_cells(scale: Scale, results: Results) -> Mapping[str, Run]:
-    """Split MNIST's cells of Table 1 with more seeds."""
+    """Split MNIST's and Split CIFAR's cells of Table 1, measured more closely."""
+    closer: dict[str, dict[str, Any]] = {
+        "split": {"seeds": scale.more_seeds},
+        "cifar": {"evaluate_every": scale.evaluate_every},
+    }
     return {
-        f"split/{m}": Run(scale.config("split", m, seeds=scale.more_seeds)) for m in TABLE1_METHODS
+        f"{b}/{m}": Run(scale.config(b, m, **settings))
+        for b, settings in closer.items()
+        for m in TABLE1_METHODS
     }
 
 
-FORGETTING_SEEDS = Artefact(
-    "forgetting-seeds",
-    "What the printed F_T is, with more seeds",
+FORGETTING_CLOSER = Artefact(
+    "forgetting-closer",
+    "What the printed F_T is, with more seeds and evaluations",
     "section 5.3, Table 1",
     measure,
     show,
