@@ -42,6 +42,7 @@ class GuardOptions(TypedDict, total=False):
     freeze_batch_norm: bool
     process_group: Any
     drift_samples: int
+    progress: bool
     seed: int
 
 
