@@ -422,9 +422,13 @@ def test_one_sample_and_a_layer_without_energy_are_handled():
     with torch.no_grad():
         model[0].bias.fill_(-100)  # nothing passes: the first layer has no gradient at all
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), KronOGD())
-    with pytest.warns(UserWarning, match=r"0\.weight \(and of 2 more\) is zero on all samples"):
-        guard.end_task((torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])))
+    x = torch.randn(1, 3, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"2\.weight is zero on all samples"):
+        guard.end_task((x, torch.tensor([1])))
     g = steps_like(guard, 0)
     kept = projection_of(guard)(g)
     assert kept.isfinite().all()
-    torch.testing.assert_close(kept[:, :16], g[:, :16])
+    torch.testing.assert_close(kept[:, 16:24], g[:, 16:24])
+    # The layer before, which has inputs, leaves what it makes of them as it is.
+    weight, bias = kept[0, :12].view(4, 3), kept[0, 12:16]
+    torch.testing.assert_close(weight @ x[0] + bias, torch.zeros_like(bias), atol=1e-6, rtol=0)
