@@ -279,8 +279,8 @@ class Coverage:
             warn_caller(
                 f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
                 "not protected, though it may matter later. The first factor of a fresh LoRA "
-                "adapter is so while its second factor is zero: take KronEWC or KronOGD, which protect "
-                "the adapters of peft by their inputs, call guard.refresh(loader) after some "
-                "steps, or train the adapter before end_task. In other layers, see whether "
+                "adapter is so while its second factor is zero: take KronEWC or KronOGD, which "
+                "protect the adapters of peft by their inputs, call guard.refresh(loader) after "
+                "some steps, or train the adapter before end_task. In other layers, see whether "
                 "training has diverged or units have died"
             )
