@@ -814,3 +814,18 @@ def test_a_compiled_training_step(what, project):
         assert guard.stats().steps == 3
         found.append(flat(model))
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+def test_a_report_before_the_first_step_decides_nothing():
+    """The first state is that of the weights at the first step, which may be loaded ones."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1), KronOGD())
+    guard.memory_report()
+    guard.state_dict()
+    with torch.no_grad():
+        model.weight.fill_(7)
+    loss = nn.functional.cross_entropy(model(torch.ones(4, 3).double()), torch.tensor([0, 1, 0, 1]))
+    loss.backward()
+    guard._steps.optimizers[0].step()
+    assert (guard._steps.state.start[:, :6] == 7).all()

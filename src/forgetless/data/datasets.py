@@ -29,6 +29,8 @@ LabelledImages = tuple[Tensor, Tensor]
 # Returns the training and the test split.
 Reader = Callable[[Sequence[Path]], Sequence[LabelledImages]]
 
+DATA_VARIABLE = "FORGETLESS_DATA"
+
 
 @dataclass(frozen=True)
 class DatasetLayout:
@@ -241,7 +243,6 @@ _ALL = (
 SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 
 
-DATA_VARIABLE = "FORGETLESS_DATA"
 Folder = str | os.PathLike[str]
 
 

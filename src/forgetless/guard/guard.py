@@ -1,6 +1,5 @@
 """A continual-learning method attached to a user's model and optimizer."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -269,7 +268,7 @@ class Guard:
             self._set(now)
 
     def has_grown(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> bool:
-        """Whether a model has more rows or more trained parameters than the guard: then `adopt` it.
+        """Whether a model has other shapes or more trained parameters: `adopt` it, if it grew.
 
         Arguments:
             model: the model.
@@ -278,8 +277,8 @@ class Guard:
         module, optimizers = unwrapped(model), torch_optimizers(optimizer)
         new = {name: tuple(p.shape) for name, p in module.named_parameters()}
         old = self._parameters.shapes
-        more = any(new.get(name, shape) != shape for name, shape in old.items())
-        return more or bool(self._coverage.unprotected(module, optimizers, self.names))
+        differs = any(new.get(name, shape) != shape for name, shape in old.items())
+        return differs or bool(self._coverage.unprotected(module, optimizers, self.names))
 
     def remove(self) -> None:
         """Detach from the optimizer; the stored tasks stay."""
@@ -503,11 +502,10 @@ class Guard:
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
-        if self._now is None:
-            self._set(self._initial())
-        now: Any = self._now
-        found: Snapshot = replace(now, state=self._steps.state, steps=self._steps.steps)
-        return found
+        if self._now is None:  # the first state is that of the weights at the first step
+            return self._initial()
+        now: Snapshot = self._now
+        return replace(now, state=self._steps.state, steps=self._steps.steps)
 
     def _initial(self) -> Snapshot:
         state = check_state(self.method, self._empty(self._storage), 1)
@@ -604,7 +602,7 @@ class Guard:
             if self._budget is not None:
                 state, note = state.within(self._budget)
             if note is not None:
-                warnings.warn(f"task {number}: {note}", stacklevel=4)
+                warn_caller(f"task {number}: {note}")
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
         kept = self._drift.keep(now.kept, number, data)

@@ -123,8 +123,11 @@ class Watch:
         if not is_load:
             self.warn_if_different()
 
-    def is_bypassed(self, optimizer: Optimizer) -> bool:
-        """Whether a step of another optimizer has changed the parameters, and no one was told."""
+    def notes_bypass(self, optimizer: Optimizer) -> bool:
+        """Note a step of another optimizer; whether it changed the parameters and nobody was told.
+
+        Now and then, after steps that leave them alone, `look` is called.
+        """
         if self._versions is None or self._is_guarded(optimizer):
             return False
         if self._has_warned or not self._parameters.are_in(optimizer):
@@ -199,7 +202,7 @@ def _after_any_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
 
 def _is_bypassed(reference: weakref.ref[Watch], optimizer: Optimizer) -> bool:
     watch = reference()
-    return watch is not None and watch.is_bypassed(optimizer)
+    return watch is not None and watch.notes_bypass(optimizer)
 
 
 @final

@@ -49,6 +49,27 @@ PROTOCOLS = ("corrected", "released")
 ALL_RUNS = ""  # in place of a method's name: the setting is one of all runs
 _NOT_IN_TRACE = frozenset({"seeds", "device", "protocol"})  # settings of all runs
 
+# Other values than the defaults, for the scenarios that match a pattern; later ones win.
+# MNIST and CIFAR-100: the settings of the paper's experiments.
+PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("*-mnist", {"train_per_class": 1000}),
+    ("rotated-*mnist", {"tasks": 15}),
+    ("permuted-*mnist", {"tasks": 15}),
+    ("split-*mnist", {"epochs": 5}),
+    (
+        "*-cifar100",
+        {"model": "lenet", "hidden": 200, "epochs": 50, "samples": 2500, "ewc_strength": 25.0},
+    ),
+    ("split-cifar100", {"tasks": 20, "classes_per_task": 5}),
+    ("*-digits", {"lr": 0.05, "samples": 1000, "ewc_strength": 50.0}),
+    ("rotated-digits", {"step_degrees": 15.0}),
+)
+RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("*", {"centred": True, "ewc_fisher": "released", "agem_heads": "released"}),
+    ("split-cifar100", {"freeze": "convolutions", "eval_mode_after": 1000}),
+)
+COMPARISON = "comparison.json"
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -132,28 +153,6 @@ class Config(Training, ModelOptions, ScenarioOptions):
         other = {"scenario", "method", "options"}
         common = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in other}
         return resolve(self.scenario, method, **common | options)
-
-
-# Other values than the defaults, for the scenarios that match a pattern; later ones win.
-# MNIST and CIFAR-100: the settings of the paper's experiments.
-PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("*-mnist", {"train_per_class": 1000}),
-    ("rotated-*mnist", {"tasks": 15}),
-    ("permuted-*mnist", {"tasks": 15}),
-    ("split-*mnist", {"epochs": 5}),
-    (
-        "*-cifar100",
-        {"model": "lenet", "hidden": 200, "epochs": 50, "samples": 2500, "ewc_strength": 25.0},
-    ),
-    ("split-cifar100", {"tasks": 20, "classes_per_task": 5}),
-    ("*-digits", {"lr": 0.05, "samples": 1000, "ewc_strength": 50.0}),
-    ("rotated-digits", {"step_degrees": 15.0}),
-)
-
-RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("*", {"centred": True, "ewc_fisher": "released", "agem_heads": "released"}),
-    ("split-cifar100", {"freeze": "convolutions", "eval_mode_after": 1000}),
-)
 
 
 def setting_fields() -> dict[str, dict[str, Field[Any]]]:
@@ -250,9 +249,6 @@ def describe_default(name: str) -> str:
 def _shown(value: Any) -> str:
     shown = {"": "none", "None": "none", "True": "yes", "False": "no"}
     return shown.get(str(value), f"{value:g}" if isinstance(value, float) else str(value))
-
-
-COMPARISON = "comparison.json"
 
 
 def scenario(name: str, *, data: str | Path | None = None, **options: Any) -> Scenario:

@@ -45,9 +45,7 @@ def _empty_model(path: Path) -> Any:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
-        raise ImportError(
-            "this needs transformers: pip install 'forgetless[transformers]'"
-        ) from error
+        raise ImportError("this needs transformers: pip install 'forgetless[llm]'") from error
     if not path.exists():
         raise DataError(f"{path} does not exist: give a folder with a model, or a GGUF file")
     try:
@@ -59,7 +57,11 @@ def _empty_model(path: Path) -> Any:
             del config.quantization_config  # what is trained are its weights in full precision
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except ImportError as error:  # of what reads GGUF files
+        raise ImportError(
+            f"{path} cannot be read: {first_line(error)}; pip install 'forgetless[llm]'"
+        ) from error
+    except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path} has no language model that transformers can read: {first_line(error)}"
         ) from error

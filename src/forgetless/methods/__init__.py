@@ -64,7 +64,7 @@ __all__ = [
     "option",
 ]
 
-# From the plainest on: the order of tables and lists. A new method is one more line.
+# In the order of tables and lists. A new method is one more line.
 METHODS: dict[str, type[Method[Any]]] = {
     SGD.name: SGD,
     Joint.name: Joint,

@@ -40,9 +40,9 @@ class Springs:
 @final
 @dataclass(frozen=True)
 class KronEWC(Method[Springs]):
-    """Adds ½ λ · tr(G (W − W*) A (W − W*)ᵀ) of every layer to the loss, with a λ that adapts.
+    """Adds ½ λ K tr(G (W − W*) A (W − W*)ᵀ) of every layer to the loss after K tasks; λ adapts.
 
-    G ⊗ A is K-FAC's Fisher information of a layer, as in `KFACLaplace`, with three changes that
+    G ⊗ A is K-FAC's Fisher information of a layer, as in `KFACLaplace`, with changes that
     make one strength fit many networks:
 
     - Labels are drawn from 0.9 p + 0.1 / C in place of p. A network that is certain of its answers

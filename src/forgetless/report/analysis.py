@@ -27,6 +27,15 @@ from forgetless.trace.trace import read_beside, write_beside
 from forgetless.training.build import ModelSource
 from forgetless.training.settings import Training
 
+_MOST_BYTES = 400_000  # of all pictures of a run: a page of five runs stays small
+SAMPLES = 200
+_FORMAT = 4  # of a stored analysis
+_NAME = "analysis"
+_FOR_VARIANCE = 500  # samples whose directions are counted
+_MOST_TASKS = 20  # whose pairs are measured
+_MOST_FORECASTS = 4
+_DIGITS = 5
+
 
 @final
 @dataclass(frozen=True)
@@ -139,9 +148,6 @@ class Analysis:
         return cls(**values)
 
 
-_MOST_BYTES = 400_000  # of all pictures of a run: a page of five runs stays small
-
-
 @final
 class Gallery:
     """Collects pictures of test images, each once, up to a total size.
@@ -198,15 +204,6 @@ def _data_url(image: Tensor, low: float, high: float) -> str:
         file, "PNG", optimize=True
     )
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-SAMPLES = 200
-_FORMAT = 4  # of a stored analysis
-_NAME = "analysis"
-_FOR_VARIANCE = 500  # samples whose directions are counted
-_MOST_TASKS = 20  # whose pairs are measured
-_MOST_FORECASTS = 4
-_DIGITS = 5
 
 
 def known_analysis(trace: Trace) -> Analysis | None:

@@ -27,6 +27,14 @@ Analyses = Mapping[str, Analysis]  # by the label of the entry
 
 PAGE = "report.html"  # beside the runs
 
+_MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for
+_NOTHING = 0.05  # points: less is shown as 0.0
+# Settings that belong to a method, or change no result.
+_OF_METHODS = INCIDENTAL | {
+    "method", "method_from", "method_label", "storage", "budget", "unprotected"
+}  # fmt: skip
+_NAMES = 40  # characters of a label that a sentence has room for
+
 
 def write_page(
     runs: Runs,
@@ -131,15 +139,6 @@ def _folders(comparison: Comparison) -> list[str]:
     parents = {path.parent for path in paths}
     together = len(paths) > 1 and len(parents) == 1
     return sorted(map(str, parents if together else paths))
-
-
-_MOST_OF_IT = 0.8  # share of a task's loss that the named stretch of the run accounts for
-_NOTHING = 0.05  # points: less is shown as 0.0
-# Settings that belong to a method, or change no result.
-_OF_METHODS = INCIDENTAL | {
-    "method", "method_from", "method_label", "storage", "budget", "unprotected"
-}  # fmt: skip
-_NAMES = 40  # characters of a label that a sentence has room for
 
 
 def headline(comparison: Comparison) -> str:

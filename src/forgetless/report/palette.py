@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from forgetless.methods import METHODS
 
-# A colour per method in the order of METHODS, and spare ones, for white and for dark paper. Chosen
-# by search: under normal vision and each kind of colour blindness any two differ on a thin line.
+# A colour per method in the order of METHODS, for white and for dark paper. Chosen by search: under
+# normal vision and each kind of colour blindness any two differ on a thin line.
 LIGHT = (
     "#1a1a1a", "#999999", "#e69f00", "#2e9e5b", "#3fb2ea", "#b04fa8", "#b3001b", "#004c99",
     "#00737d", "#ff5f74", "#8860fe", "#6b285a", "#7901d9", "#f70000",

@@ -42,6 +42,21 @@ _MILD, _MILD_OVERLAP = 4.0, 0.1
 # The share of each sample's length outside the others from which their Gram matrix tells enough.
 _APART = 0.01
 
+# Rows of a block that is read twice in a row, and should come from the cache the second time.
+_HEIGHT = 4
+_CACHED = 1 << 24
+# Rows that are elsewhere, or of another type, are copied in blocks of this many bytes.
+_COPIED = 1 << 26
+# Bytes of rows below which a second thread costs more than it helps.
+_WORTHWHILE = 1 << 21
+# The same for loops that are compiled first, which takes seconds, once on every machine.
+_WORTH_COMPILING = 1 << 25
+_ALIGNMENT = 128  # bytes of a line of a GPU's cache: rows across its borders take a third longer
+# Numbers converted to float64 at once.
+_EXACT = 1 << 22
+# The norm of the inverse of V Vᵀ over some parameters above which rounding matters.
+_STEEP = 100.0
+
 
 def orthonormalize_in_place(
     vectors: Tensor,
@@ -220,18 +235,6 @@ def _cut(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(rows.split(width, dim=1) for rows in several), strict=True)
 
 
-# Rows of a block that is read twice in a row, and should come from the cache the second time.
-_HEIGHT = 4
-_CACHED = 1 << 24
-# Rows that are elsewhere, or of another type, are copied in blocks of this many bytes.
-_COPIED = 1 << 26
-# Bytes of rows below which a second thread costs more than it helps.
-_WORTHWHILE = 1 << 21
-# The same for loops that are compiled first, which takes seconds, once on every machine.
-_WORTH_COMPILING = 1 << 25
-_ALIGNMENT = 128  # bytes of a line of a GPU's cache: rows across its borders take a third longer
-
-
 def project_out_rows(g: Tensor, rows: Tensor) -> Tensor:
     """g̃ = g − Σ_b V_bᵀ V_b g over blocks of orthonormal rows, each block read once.
 
@@ -373,12 +376,6 @@ def laid_out(rows: Tensor) -> Tensor:
     if lined_up or rows.shape[1] == 0 or not _has_kernels(rows):
         return rows
     return aligned(rows, rows.shape[1]).copy_(rows)
-
-
-# Numbers converted to float64 at once.
-_EXACT = 1 << 22
-# The norm of the inverse of V Vᵀ over some parameters above which rounding matters.
-_STEEP = 100.0
 
 
 @final

@@ -23,6 +23,14 @@ from forgetless.tangent import TangentFeatures, stored, stored_bytes
 
 StorageKind = Literal["dense", "factored"]
 
+# Bytes that K directions take for their (K, K) matrices in float64, divided by K².
+SQUARE_BYTES: dict[StorageKind, int] = {"dense": 8, "factored": 24}
+# The share of the free memory for directions: while those of a task are added, old and new rows
+# exist at once, and training needs memory too.
+_SHARE_OF_FREE = 0.4
+# The order of preference: exact and fast, exact and small, rounded, slow.
+_TRIED = ("dense", "factored", "bfloat16", "cpu")
+
 
 @final
 @dataclass(frozen=True)
@@ -104,8 +112,6 @@ STORAGES = {
     "cpu": Storage(device=torch.device("cpu")),
     "factored": FACTORED,
 }
-# Bytes that K directions take for their (K, K) matrices in float64, divided by K².
-SQUARE_BYTES: dict[StorageKind, int] = {"dense": 8, "factored": 24}
 
 
 def most_directions(each: float, square: int, budget: float) -> int:
@@ -113,13 +119,6 @@ def most_directions(each: float, square: int, budget: float) -> int:
     if square == 0:
         return int(budget / each)
     return int((sqrt(each * each + 4 * square * budget) - each) / (2 * square))
-
-
-# The share of the free memory for directions: while those of a task are added, old and new rows
-# exist at once, and training needs memory too.
-_SHARE_OF_FREE = 0.4
-# The order of preference: exact and fast, exact and small, rounded, slow.
-_TRIED = ("dense", "factored", "bfloat16", "cpu")
 
 
 @final

@@ -17,6 +17,10 @@ from torch import Tensor
 
 from forgetless.support.validation import TraceError, UnwritableError
 
+LOCK = ".lock"
+_MOST_BYTES = 1 << 12  # that are read of a lock file
+_TRIES = 100
+
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file; whatever happens, it is either the old one or the whole new one."""
@@ -67,10 +71,6 @@ try:
     import fcntl
 except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]
-
-LOCK = ".lock"
-_MOST_BYTES = 1 << 12  # that are read of a lock file
-_TRIES = 100
 
 
 @final

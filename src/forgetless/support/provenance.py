@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # `forgetless --version` must not wait for torch
 
 __version__ = "0.1.0"
 
+_READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_STAR = "*"  # what `from module import *` binds
+_INSTALLED = {"site-packages", "dist-packages"}
+
 
 def versions(device: "torch.device") -> dict[str, str]:
     """Versions of forgetless, Python, torch and NumPy, and the device."""
@@ -48,9 +52,6 @@ def code_fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
-_READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
-_STAR = "*"  # what `from module import *` binds
-_INSTALLED = {"site-packages", "dist-packages"}
 _NOT_OWN = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[1])
 
 

@@ -11,6 +11,23 @@ from torch.nn import functional
 
 ALL = slice(None)
 
+# Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
+_SCRATCH = 1 << 23
+# Elements that stay in a CPU's cache until they are used.
+_CACHED = 1 << 20
+# Rows of a gradient below which a tile of whole rows is too flat to be computed fast.
+_FLAT = 32
+_GPU_SCRATCH = 1 << 27
+# Rows of a matrix product on a CPU: fewer cost time, more only memory. A GPU takes all at once.
+_TALL = 1 << 10
+# Rows of a symmetric product that are computed at once, from the diagonal to the right: short
+# stripes save most of a CPU's work, tall ones keep a GPU busy.
+_STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
+_STRIPES = 4
+# Pairs of positions of two samples from which products of factors need no more than the factors'
+# precision.
+_MANY = 64
+
 
 @final
 @dataclass(frozen=True)
@@ -175,24 +192,6 @@ def joined_uses(uses: list[tuple[Left, Right]]) -> list[tuple[Left, Right]]:
         index = OneHot(torch.cat([a.data for a, _ in tokens], 1), tokens[0][0].width)
         tokens = [(index, Dense(torch.cat([b.data for _, b in tokens], 2)))]
     return [*plain, *tokens, *rest]
-
-
-# Scratch space of one step, in elements: 64 MiB of float64, and 1 GiB on a GPU.
-_SCRATCH = 1 << 23
-# Elements that stay in a CPU's cache until they are used.
-_CACHED = 1 << 20
-# Rows of a gradient below which a tile of whole rows is too flat to be computed fast.
-_FLAT = 32
-_GPU_SCRATCH = 1 << 27
-# Rows of a matrix product on a CPU: fewer cost time, more only memory. A GPU takes all at once.
-_TALL = 1 << 10
-# Rows of a symmetric product that are computed at once, from the diagonal to the right: short
-# stripes save most of a CPU's work, tall ones keep a GPU busy.
-_STRIPE = {"cpu": 1 << 9, "cuda": 1 << 13}
-_STRIPES = 4
-# Pairs of positions of two samples from which products of factors need no more than the factors'
-# precision.
-_MANY = 64
 
 
 def scratch(like: Tensor) -> int:

@@ -47,6 +47,15 @@ _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Contribution = tuple[Left, Right] | Tensor  # factors (n, g, T, ·), or rows (n, size)
 Contributions = Mapping[str, Contribution]  # by the parameter's name within the layer
 
+_NORM = {"weight": "norm", "bias": "norm"}
+_INTERACT = (
+    "a sample's outputs depend on the other samples of a batch, so it has no gradient of its own"
+)
+# Each rule is tried with samples in the first dimension, then in the second.
+_AXES = (0, 1)
+# Samples that autograd is asked about, where all layers show which dimension may be the samples'.
+_CHECKED = 2
+
 
 @final
 @dataclass(frozen=True)
@@ -199,7 +208,6 @@ def _alone(
 
 
 _CONVOLUTION = Rule({"weight": "conv", "bias": "bias"}, _keep_input, _convolution)
-_NORM = {"weight": "norm", "bias": "norm"}
 _CHANNEL_NORM = Rule(_NORM, _keep_normalized, _channel_norm)
 
 # Exact types only: a subclass may do something else in its forward.
@@ -229,15 +237,6 @@ def matrix_shape(layer: nn.Module, shape: torch.Size) -> tuple[int, int, int]:
     """A weight as g matrices r×c: (g, r, c)."""
     groups = layer.groups if isinstance(layer, Convolution) else 1
     return groups, shape[0] // groups, prod(shape[1:])
-
-
-_INTERACT = (
-    "a sample's outputs depend on the other samples of a batch, so it has no gradient of its own"
-)
-# Each rule is tried with samples in the first dimension, then in the second.
-_AXES = (0, 1)
-# Samples that autograd is asked about, where all layers show which dimension may be the samples'.
-_CHECKED = 2
 
 
 def refuse_interacting(evaluation: Evaluation) -> None:

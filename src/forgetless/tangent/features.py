@@ -24,6 +24,11 @@ _PROBE = 16  # samples that show how much memory one takes
 _CHUNK = {"cpu": 512, "cuda": 8192}
 _SLOWNESS = {"unused": 0, "vmap": 2, "loop": 3}  # 1: a layer's rule
 
+# Squared length of the longest feature below which float32 underflows for shorter ones.
+_SMALL_SQUARE = 1e-20
+_LONG = 1000  # parameters for each sample from which a Gram matrix takes less than sums of rows
+_SOLVER_BYTES = 6 * 8  # the eigensolver's memory per entry of the Gram matrix: six in float64
+
 
 def require_bytes(what: str, needed: int, like: Tensor) -> None:
     """Raise if so many bytes can never fit on the device of `like`."""
@@ -180,12 +185,6 @@ class Chunks:
 def _bytes(captured: Captured) -> int:
     blocks = (block for piece in captured.blocks for block in piece.values())
     return distinct_bytes(t for block in blocks for t in block.tensors())
-
-
-# Squared length of the longest feature below which float32 underflows for shorter ones.
-_SMALL_SQUARE = 1e-20
-_LONG = 1000  # parameters for each sample from which a Gram matrix takes less than sums of rows
-_SOLVER_BYTES = 6 * 8  # the eigensolver's memory per entry of the Gram matrix: six in float64
 
 
 @final

@@ -27,6 +27,12 @@ from forgetless.tangent.blocks import (
 )
 from forgetless.tangent.features import FeatureSource, Piece, TangentFeatures
 
+_LAYOUT = "layout"
+F = TypeVar("F", Left, Right)
+# Gradients summed over T positions are stored as rows if these have at most so many times the
+# numbers of their factors: products with rows take a T-th of the arithmetic.
+_AS_ROWS = 2
+
 
 def sliced_features(phi: TangentFeatures, shares: Mapping[str, ParameterSlice]) -> TangentFeatures:
     """The columns of φ that belong to these slices of its parameters, (n, Σ size)."""
@@ -90,12 +96,6 @@ def _cut_use(left: Left, right: Right, share: ParameterSlice) -> tuple[Left, Rig
 
 
 Blocks = dict[str, Block]
-_LAYOUT = "layout"
-F = TypeVar("F", Left, Right)
-
-# Gradients summed over T positions are stored as rows if these have at most so many times the
-# numbers of their factors: products with rows take a T-th of the arithmetic.
-_AS_ROWS = 2
 
 
 @final

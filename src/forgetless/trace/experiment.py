@@ -33,6 +33,8 @@ _PARTS = {
     "training": "the training's settings",
 }
 
+JOBS = "jobs"  # in a run's folder, those of its seeds while they are trained apart
+
 
 def differences(one: Trace, other: Trace) -> list[str]:
     """What makes two runs different experiments, in words; empty if only their seeds differ.
@@ -120,9 +122,6 @@ def plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return ascii(value)[:60]
-
-
-JOBS = "jobs"  # in a run's folder, those of its seeds while they are trained apart
 
 
 @final

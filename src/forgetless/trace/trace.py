@@ -25,6 +25,12 @@ from forgetless.support.validation import Accepted, TraceError
 from forgetless.trace import metrics
 from forgetless.trace.notebook import trace_html
 
+FORMAT = 1
+TRACE_FILE = "trace.json"
+BEST_WITHIN = "best within tasks"  # key in the outcome
+_STRUCTURE = "structure"  # in a state's file: how it is built; not counted in its size
+_TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
+
 
 def read_beside(folder: Path, name: str, version: object) -> Any:
     """A cached result; None if there is none, or an outdated or damaged one.
@@ -57,11 +63,6 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256((folder / TRACE_FILE).read_bytes()).hexdigest()
 
 
-FORMAT = 1
-TRACE_FILE = "trace.json"
-BEST_WITHIN = "best within tasks"  # key in the outcome
-_STRUCTURE = "structure"  # in a state's file: how it is built; not counted in its size
-_TENSOR_FILES = ("seed-*/task-*.safetensors", "seed-*/memory.safetensors")
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Keep = Literal["all", "weights", "nothing"]
 KEEPS = Accepted(lambda value: value in get_args(Keep), "all, weights or nothing")

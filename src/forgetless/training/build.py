@@ -52,6 +52,8 @@ from forgetless.training.settings import Training
 
 HEAD = "head"
 
+_MOST_SAMPLES = 200  # of a task that its fingerprint takes in
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
@@ -315,7 +317,6 @@ def head_of(module: nn.Module, inputs: Tensor, outputs: int) -> tuple[str, ...]:
 
 
 Settings = dict[str, Any]
-_MOST_SAMPLES = 200  # of a task that its fingerprint takes in
 
 
 def describe(

@@ -61,6 +61,9 @@ VARIABLE = "FORGETLESS_THREADS"
 _WORK = 2e7  # multiply-adds for which a thread is worth its while: about a millisecond
 _EIGEN = 20  # dense decompositions hand out a share of their n³ only
 
+# Samples from whose features the memory of a run is estimated.
+_FEW = 4
+
 
 @final
 class Threads:
@@ -123,8 +126,6 @@ class Threads:
 
 
 MakeLearner = Callable[[Sequence[int], Storage | None], Learner]
-# Samples from whose features the memory of a run is estimated.
-_FEW = 4
 
 
 @final

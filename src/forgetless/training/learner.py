@@ -1,7 +1,6 @@
 """One group of seeds learning task after task: the training step, its watch, held-out samples."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -15,13 +14,21 @@ from forgetless.methods import Method, Samples
 from forgetless.methods.state import check_state, check_storage, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
 from forgetless.support.streams import stream
-from forgetless.support.validation import ConfigError, TrainingError
+from forgetless.support.validation import ConfigError, TrainingError, warn_caller
 from forgetless.tangent.evaluation import eval_mode
 from forgetless.training.fast import Recorder
 from forgetless.training.network import FitView, LearnedTask, Network
 from forgetless.training.optimizers import TorchOptimizer
 from forgetless.training.sampling import Sampler, augmented, batch_of, choose_indices, to_device
 from forgetless.training.settings import Training
+
+_CHUNK = 4096  # samples that go through the network at once
+# Test samples, over all seeds, evaluated at once on a CPU; on a GPU, input numbers evaluated at
+# once.
+_EVALUATION_CHUNK = 8192
+_EVALUATION_NUMBERS = 1 << 26
+# Unchecked finiteness notes that may accumulate before a check.
+_UNCHECKED = 256
 
 
 @final
@@ -68,9 +75,6 @@ class FiniteWatch:
                 f"{self._task + 1}, seed {self._seeds[seed]}; {' or '.join(self._remedies)} "
                 "may help"
             )
-
-
-_CHUNK = 4096  # samples that go through the network at once
 
 
 @final
@@ -155,14 +159,6 @@ def _weights(network: Network) -> dict[str, Tensor]:
     return {"theta": network.theta} | {f"fixed.{n}": t for n, t in network.fixed.items()}
 
 
-# Test samples, over all seeds, evaluated at once on a CPU; on a GPU, input numbers evaluated at
-# once.
-_EVALUATION_CHUNK = 8192
-_EVALUATION_NUMBERS = 1 << 26
-# Unchecked finiteness notes that may accumulate before a check.
-_UNCHECKED = 256
-
-
 @final
 @dataclass
 class TaskProgress:
@@ -232,8 +228,8 @@ class Learner:
         self.view = FitView(
             network, starts, self.sampler, storage, training.lr, recordable=method.recordable
         )
-        self.state: Any = check_state(method, method.init(self.view), len(self.seeds))
-        check_storage(method, self.state, storage)
+        self.state: Any
+        self.use_storage(storage)
         self.recorder = Recorder(self)
 
     def train(
@@ -375,14 +371,15 @@ class Learner:
         if self.budget is not None:
             state, note = state.within(self.budget)
             if note is not None:
-                warnings.warn(f"task {task + 1}: {note}", stacklevel=2)
+                warn_caller(f"task {task + 1}: {note}")
         self.state = state
         self.progress = self.optimizer = None
 
     def use_storage(self, storage: Storage) -> None:
         """Store directions in another way, from before the first task on."""
         self.view.storage = storage
-        self.state = self.method.init(self.view)
+        self.state = check_state(self.method, self.method.init(self.view), len(self.seeds))
+        check_storage(self.method, self.state, storage)
 
     def generators(self) -> list[torch.Generator]:
         """All random streams: batches, stored samples, memory batches, augmentation."""

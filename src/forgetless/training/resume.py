@@ -24,6 +24,16 @@ from forgetless.trace.experiment import changed_parts, changed_settings, digest_
 from forgetless.training.learner import HeldOut, Learner, TaskProgress
 from forgetless.training.optimizers import TorchOptimizer
 
+# After a task a checkpoint may take this share of the time since the one before it, or so many
+# seconds. Short tasks share one.
+_LARGEST_SHARE = 0.1
+_ALWAYS = 0.1
+_RATE = 5e8  # bytes a second, assumed for the first one
+_NEVER: Any = object()  # sentinel: no state has been saved yet (None is a valid state)
+# May differ between the process that wrote a checkpoint and the one that resumes from it, with a
+# warning: from there on results may differ in rounding.
+_ENVIRONMENT = ("code", "torch", "numpy", "platform", "device")
+
 
 def learner_progress(learner: Learner) -> dict[str, Tensor]:
     """Weights, buffers, generators and their latest draws: all but the method's state."""
@@ -142,16 +152,7 @@ def _starting_with(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-# After a task a checkpoint may take this share of the time since the one before it, or so many
-# seconds. Short tasks share one.
-_LARGEST_SHARE = 0.1
-_ALWAYS = 0.1
-_RATE = 5e8  # bytes a second, assumed for the first one
-_NEVER: Any = object()  # sentinel: no state has been saved yet (None is a valid state)
 Parts = dict[str, dict[str, Tensor] | None]  # of a checkpoint; None for an unchanged one
-# May differ between the process that wrote a checkpoint and the one that resumes from it, with a
-# warning: from there on results may differ in rounding.
-_ENVIRONMENT = ("code", "torch", "numpy", "platform", "device")
 
 
 @final

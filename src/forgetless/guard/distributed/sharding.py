@@ -1,7 +1,6 @@
 """Models that several processes train: the processes, and this one's part of each parameter."""
 
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from forgetless.linalg import ParameterSlice
 from forgetless.methods import Method
 from forgetless.support.collectives import Ranks
-from forgetless.support.validation import ConfigError
+from forgetless.support.validation import ConfigError, warn_caller
 
 # Bytes of rows that are broadcast at once, and exist twice meanwhile.
 _BROADCAST = 1 << 28
@@ -115,11 +114,10 @@ def training_ranks(
     if group is not None:
         return Ranks(group, first.device)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        warnings.warn(
+        warn_caller(
             "the model is neither in DistributedDataParallel nor sharded by fully_shard, though "
             "there are several processes: each stores tasks on its own; if they train one model, "
-            "give the guard the wrapped one, or process_group=",
-            stacklevel=3,
+            "give the guard the wrapped one, or process_group="
         )
     return None
 

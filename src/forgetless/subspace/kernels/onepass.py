@@ -9,7 +9,6 @@ A program's columns are pieces of one width, and perhaps one of half that width:
 alone some processors would have nothing to do.
 """
 
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import final
@@ -22,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from forgetless.subspace.dense import aligned
-from forgetless.support.validation import first_line
+from forgetless.support.validation import first_line, warn_caller
 
 _HOPPER = 9  # the compute capability that the kernel was made for
 _WARPS = 4  # in each of the kernel's four groups
@@ -141,7 +140,7 @@ def _tried(
         plan(g, aligned(g.unsqueeze(1).to(dtype), 1))
     except Exception as error:  # of Triton, of the compiler behind it, or of the driver
         reason = first_line(error)
-        warnings.warn(f"projections take two passes, for the kernel fails: {reason}", stacklevel=2)
+        warn_caller(f"projections take two passes, for the kernel fails: {reason}")
         return None
     return plan
 
