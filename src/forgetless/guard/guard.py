@@ -590,6 +590,7 @@ class Guard:
         of_loss = not self.method.keeps_directions
         is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
         asks = self.method.protects and (self.method.separable or is_penalty or not of_loss)
+        asks = asks and not view.by_inputs.issuperset(self.names)
         if asks and (of_loss or not state.reaches(self._parameters.layout.columns)):
             blind = task.blind(of_loss=of_loss)
             self._coverage.warn_of_blind([name for name in blind if name not in view.by_inputs])

@@ -7,6 +7,7 @@ second one (`axis` 1); `capture` checks whether that is true. A layer of another
 language model's own norm, is run again for each sample by itself, from its input and δ.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import isfinite, prod
@@ -201,7 +202,9 @@ def _alone(
         return (output.squeeze(axis) * delta).sum()
 
     try:
-        found = vmap(grad(product), in_dims=(None, axis, axis))(parameters, x, delta)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about slow batching rules
+            found = vmap(grad(product), in_dims=(None, axis, axis))(parameters, x, delta)
     except VMAP_ERRORS:
         return None
     return {name: rows.reshape(n, -1) for name, rows in found.items()}
