@@ -242,6 +242,13 @@ def large(of: dict[str, Any]) -> str:
         f"\n{of['device']}, torch {of['torch']}: GPT-2-small's shape, 8 × 512 tokens, bfloat16 "
         "autocast, AdamW, 64 directions a task. The floor is two passes over the rows.\n"
     )
+    if (kron := of.get("eigenbasis")) is not None:
+        words += (
+            f"\nKronOGD there: a step takes {1e3 * kron['guarded_s']:.1f} ms in place of "
+            f"{1e3 * kron['plain_s']:.1f} ({kron['step_over_plain']:.2f} times), `end_task` of "
+            f"{kron['sequences']} sequences {kron['end_task_over_pass']:.1f} forward and backward "
+            f"passes over them, and what it stores {kron['bytes'] / 1e9:.2f} GB.\n"
+        )
     return table([*headings, "× floor"], rows) + words
 
 
