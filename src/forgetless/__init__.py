@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
     from forgetless.tangent import tangent_features
     from forgetless.theory import Forecast, forecast
     from forgetless.trace import Trace, load_trace
-    from forgetless.trace.metrics import (
+    from forgetless.trace.trace import (
         average_accuracy,
         backward_transfer,
         forgetting,
@@ -104,7 +104,7 @@ _MODULES = {
     "tangent": "tangent_features",
     "theory": "Forecast forecast",
     "trace": "Trace load_trace",
-    "trace.metrics": "average_accuracy backward_transfer forgetting forward_transfer",
+    "trace.trace": "average_accuracy backward_transfer forgetting forward_transfer",
     "training.fit": "fit",
     "training.settings": "Progress Training",
 }

@@ -16,8 +16,7 @@ from forgetless.methods import Method
 from forgetless.methods.state import take_step
 from forgetless.support.plugins import PluginKind, installed, load_object
 from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, select_options
-from forgetless.trace import Trace
-from forgetless.trace.metrics import tasks_learned
+from forgetless.trace import Trace, tasks_learned
 from forgetless.training.build import (
     MODELS,
     ModelFactory,

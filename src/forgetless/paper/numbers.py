@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import binom, rankdata
 from scipy.stats import t as student_t
 
-from forgetless.trace import Trace, metrics
+from forgetless.trace import Trace, average_accuracy, forgetting
 
 DIVERGED = "diverged"  # key in the trace and in the data of a run that diverged
 UNMEASURED = "–"  # in a table
@@ -37,8 +37,8 @@ def accuracies(trace: Trace) -> dict[str, Any]:
         return {DIVERGED: True}
     tasks = a.shape[-1]
     return {
-        "average": metrics.average_accuracy(a),
-        "forgetting": metrics.forgetting(a),
+        "average": average_accuracy(a),
+        "forgetting": forgetting(a),
         "final": a[:, -1],
         "learned": np.diagonal(a, axis1=1, axis2=2),
         "best": np.stack([a[:, s:, s].max(1) for s in range(tasks)], 1),

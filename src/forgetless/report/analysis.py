@@ -21,8 +21,7 @@ from forgetless.subspace import FACTORED, FactoredSubspace
 from forgetless.support.validation import TraceError, whole
 from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins, newly_wrong
-from forgetless.trace import Trace
-from forgetless.trace.metrics import tasks_learned
+from forgetless.trace import Trace, tasks_learned
 from forgetless.trace.trace import read_beside, write_beside
 from forgetless.training.build import ModelSource
 from forgetless.training.settings import Training

@@ -1,4 +1,4 @@
-"""Runs side by side: the entries of tables, figures and the page; tables for the terminal."""
+"""Runs side by side: the entries of tables, figures and the page, their looks, and tables."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from forgetless.methods import METHODS, method_label
-from forgetless.report.palette import places
 from forgetless.support.validation import TraceError
 from forgetless.trace import (
     INCIDENTAL,
     TRACE_FILE,
     Metric,
     Trace,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
     is_trace,
     load_trace,
     merged_seeds,
-    metrics,
     same_experiment,
+    tasks_learned,
 )
 from forgetless.trace.notebook import comparison_html
 
@@ -33,6 +35,24 @@ SETTING_TITLES = {
     "domain": ("domain-incremental", "All tasks have the same classes, and all of them compete."),
     "class": ("class-incremental", "All classes of the tasks learned so far compete."),
 }
+
+# A colour per method in the order of METHODS, for white and for dark paper. Chosen by search: under
+# normal vision and each kind of colour blindness any two differ on a thin line.
+LIGHT = (
+    "#1a1a1a", "#999999", "#e69f00", "#2e9e5b", "#3fb2ea", "#b04fa8", "#b3001b", "#004c99",
+    "#00737d", "#ff5f74", "#8860fe", "#6b285a", "#7901d9", "#f70000",
+)  # fmt: skip
+DARK = (
+    "#f5f5f5", "#7d7d7d", "#ffd166", "#45c07a", "#a6e3ff", "#e08fd8", "#e8402f", "#2f7fe0",
+    "#5ddcc5", "#f253ab", "#3234ff", "#a02a59", "#9c4aa8", "#ff9036",
+)  # fmt: skip
+# The same places as matplotlib and as Observable Plot draw them.
+_MARKERS = ("o", "X", "s", "^", "v", "P", "D", "*", "h", ">", "<", "d", "p", "8")
+_SYMBOLS = (
+    "circle", "times", "square", "triangle", "wye", "cross", "diamond", "star",
+    "hexagon", "asterisk", "plus", "diamond2", "square2", "triangle2",
+)  # fmt: skip
+_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 3), (2, 3))
 
 
 @final
@@ -55,7 +75,7 @@ class Entry:
     @property
     def learned(self) -> int:
         """The number of tasks that the seeds that count have learned."""
-        return metrics.tasks_learned(self.counted)
+        return tasks_learned(self.counted)
 
     @property
     def counted(self) -> Array:
@@ -137,7 +157,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         rows = []
         for entry in self.entries:
-            spreads = (entry.spread(m) for m in (metrics.average_accuracy, metrics.forgetting))
+            spreads = (entry.spread(m) for m in (average_accuracy, forgetting))
             cells = ["–" if s is None else f"{s[0]:.2f} ± {s[1]:.2f}" for s in spreads]
             rows.append((entry.label, *cells, f"{len(entry.trace.seeds)}"))
         title = f"{self.title}, {len(self.tasks)} tasks: {self.measure}"
@@ -293,16 +313,16 @@ def comparison_table(runs: Sequence[Trace] | Comparison) -> Table:
         table.add_column(heading, justify="right")
 
     def average(entry: Entry) -> float:
-        return (entry.spread(metrics.average_accuracy) or (-np.inf,))[0]
+        return (entry.spread(average_accuracy) or (-np.inf,))[0]
 
     best = max(entries, key=average)
     for entry in entries:
         status = entry.trace.status
         table.add_row(
             entry.label + ("" if status == "complete" else f" ({status})"),
-            _cell(entry, metrics.average_accuracy),
-            _cell(entry, metrics.forgetting),
-            _cell(entry, metrics.backward_transfer),
+            _cell(entry, average_accuracy),
+            _cell(entry, forgetting),
+            _cell(entry, backward_transfer),
             f"{entry.trace.timings.get('total', 0.0):.1f}",
             style="green" if entry is best and len(entries) > 1 else None,
         )
@@ -339,3 +359,45 @@ def _cell(entry: Entry, metric: Metric) -> str:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def places(methods: Sequence[str]) -> list[int]:
+    """For each of several entries a place in the palette.
+
+    The first entry of a method has the place of the method in METHODS. Other settings of it, and
+    methods from elsewhere, have the places of methods that are absent; after these, the same
+    colours with dashes.
+    """
+    known = list(METHODS)[: len(LIGHT)]
+    found: list[int | None] = [
+        known.index(method) if method in known and method not in methods[:number] else None
+        for number, method in enumerate(methods)
+    ]
+    free = [place for place in reversed(range(len(LIGHT))) if place not in found]
+    free += range(len(LIGHT), len(LIGHT) + len(methods))
+    return [free.pop(0) if place is None else place for place in found]
+
+
+def colour(place: int) -> str:
+    """The colour of a place."""
+    return LIGHT[place % len(LIGHT)]
+
+
+def marker(place: int) -> str:
+    """The marker of a place, as matplotlib names it."""
+    return _MARKERS[place % len(_MARKERS)]
+
+
+def symbol(place: int) -> str:
+    """The same on the report page, as Observable Plot names it."""
+    return _SYMBOLS[place % len(_SYMBOLS)]
+
+
+def dash(place: int) -> tuple[float, ...]:
+    """The lengths of dashes and gaps of a place's line, in points; empty for a solid line."""
+    return _DASHES[place // len(LIGHT) % len(_DASHES)]
+
+
+def method_colour(method: str) -> str:
+    """The colour of one of METHODS."""
+    return colour(places([method])[0])

@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from forgetless.report import palette
+from forgetless.report.comparison import DARK, LIGHT
 
 _LIBRARY = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 # Characters that would end or hide a script element, or a line of it, inside JSON.
@@ -31,8 +31,8 @@ def build_document(
         title=title,
         body=body.strip(),
         style=asset("assets/style.css") + style,
-        light=_variables(palette.LIGHT),
-        dark=_variables(palette.DARK),
+        light=_variables(LIGHT),
+        dark=_variables(DARK),
         data=data.translate({ord(unsafe): safe for unsafe, safe in _UNSAFE.items()}),
         licences=_licences(),
         library="\n".join(f"<script>{asset(name)}</script>" for name in _LIBRARY),

@@ -11,14 +11,22 @@ from rich.console import Console
 
 from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import resolve, setting_fields
-from forgetless.report import palette
 from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
-from forgetless.report.comparison import SETTING_TITLES, Array, Comparison, Entry, compare
+from forgetless.report.comparison import (
+    LIGHT,
+    SETTING_TITLES,
+    Array,
+    Comparison,
+    Entry,
+    compare,
+    dash,
+    symbol,
+)
 from forgetless.report.document import asset, build_document
 from forgetless.support.files import write_atomically
 from forgetless.support.plugins import is_in_file
 from forgetless.support.validation import ConfigError, ForgetlessError, flag
-from forgetless.trace import INCIDENTAL, Trace, metrics, nulls
+from forgetless.trace import INCIDENTAL, Trace, average_accuracy, forgetting, nulls
 
 _PROGRAM = ("summary", "accuracy", "overlap", "analysis", "reasons", "advice", "main")
 _SHARES = (0.9, 0.95, 0.99)  # of variance, for which the page offers a command
@@ -101,12 +109,12 @@ def _group(comparison: Comparison, analyses: Analyses) -> dict[str, Any]:
 def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
     trace = entry.trace
     seeds = seeds_setting(trace.seeds)
-    average, forgetting = map(entry.spread, (metrics.average_accuracy, metrics.forgetting))
+    average, forgotten = map(entry.spread, (average_accuracy, forgetting))
     return {
         "label": entry.label,
-        "colour": entry.place % len(palette.LIGHT),
-        "symbol": palette.symbol(entry.place),
-        "dash": " ".join(map(str, palette.dash(entry.place))),
+        "colour": entry.place % len(LIGHT),
+        "symbol": symbol(entry.place),
+        "dash": " ".join(map(str, dash(entry.place))),
         "status": trace.status,
         "learned": entry.learned,
         "seeds": list(trace.seeds),
@@ -114,7 +122,7 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
         "mean": nulls(entry.mean.tolist()),
         "std": nulls(entry.std.tolist()),
         "average": average,
-        "forgetting": forgetting,
+        "forgetting": forgotten,
         "memory_bytes": entry.memory_bytes,
         "everything": entry.keeps_all_data,
         "seconds": trace.timings.get("total"),
@@ -262,7 +270,7 @@ def _stretch(accuracy: Array, lost: float) -> tuple[int, int]:
 
 
 def _means(entry: Entry) -> tuple[float, float]:
-    spreads = (entry.spread(metrics.average_accuracy), entry.spread(metrics.forgetting))
+    spreads = (entry.spread(average_accuracy), entry.spread(forgetting))
     average, forgotten = (float("nan") if s is None else s[0] for s in spreads)
     return average, forgotten
 

@@ -16,13 +16,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from forgetless.methods import METHODS, method_label
-from forgetless.report import palette
 from forgetless.report.analysis import Analysis
-from forgetless.report.comparison import Comparison, compare
-from forgetless.report.palette import places
+from forgetless.report.comparison import Comparison, colour, compare, dash, marker, places
 from forgetless.support.files import write_atomically
 from forgetless.support.validation import ConfigError, require
-from forgetless.trace import Trace, metrics
+from forgetless.trace import Trace, average_accuracy, forgetting
 
 __all__ = [
     "COLUMN",
@@ -60,13 +58,13 @@ def _comparison_of(runs: Runs) -> Comparison:
 
 def _line_style(place: int) -> dict[str, Any]:
     """Colour and dashes of the entry at a place in the palette."""
-    dashes = palette.dash(place)
-    return {"color": palette.colour(place), "linestyle": (0, dashes) if dashes else "-"}
+    dashes = dash(place)
+    return {"color": colour(place), "linestyle": (0, dashes) if dashes else "-"}
 
 
 def _marker_style(place: int) -> dict[str, Any]:
     """The marker of the entry at a place in the palette."""
-    return {"marker": palette.marker(place)}
+    return {"marker": marker(place)}
 
 
 def _single_panel(width: float, height: float | None = None) -> tuple[Figure, Axes]:
@@ -188,7 +186,7 @@ def accuracy_matrices(runs: Runs, *, width: float = PAGE) -> Figure:
     image = None
     for panel, entry in zip(panels.ravel(), entries, strict=False):
         image = _heat_map(panel, entry.mean, 0, 100, "viridis", lambda v: f"{v:.0f}")
-        means = [entry.spread(m) for m in (metrics.average_accuracy, metrics.forgetting)]
+        means = [entry.spread(m) for m in (average_accuracy, forgetting)]
         average, forgotten = ("–" if m is None else f"{m[0]:.1f}" for m in means)
         _set_labels(panel, title=f"{entry.label}\n$A_T$ {average}   $F_T$ {forgotten}")
     for panel in panels[:, 0]:
@@ -257,7 +255,7 @@ def accuracy_against_memory(runs: Runs, *, width: float = COLUMN) -> Figure:
         (entry, memory, average)
         for entry in comparison.entries
         if (memory := entry.memory_bytes) is not None
-        and (average := entry.spread(metrics.average_accuracy)) is not None
+        and (average := entry.spread(average_accuracy)) is not None
     ]
     if not known:
         raise ConfigError("runs must have stored the methods' memory, and none of them has")

@@ -16,12 +16,17 @@ from forgetless.trace.trace import (
     Keep,
     Metric,
     Trace,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
     is_trace,
     load_trace,
     make_room,
     merged_seeds,
     nulls,
     remove_unfinished,
+    tasks_learned,
 )
 
 __all__ = [
@@ -34,7 +39,11 @@ __all__ = [
     "Metric",
     "RunStatus",
     "Trace",
+    "average_accuracy",
+    "backward_transfer",
     "differences",
+    "forgetting",
+    "forward_transfer",
     "is_complete",
     "is_trace",
     "load_trace",
@@ -44,4 +53,5 @@ __all__ = [
     "remove_unfinished",
     "run_status",
     "same_experiment",
+    "tasks_learned",
 ]

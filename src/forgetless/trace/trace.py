@@ -1,8 +1,12 @@
-"""A trace: the record of one run, all that reports read of it, and results cached beside it.
+"""A trace: the record of one run, all that reports read of it, metrics, and cached results.
 
 A trace is a folder of plain files, without pickle: `trace.json` (configuration, versions, timings,
 accuracy matrix), and for each seed `seed-N/task-TT.safetensors` (the weights after a task) and
 `seed-N/memory.safetensors` (the method's state at the end).
+
+Metrics of forgetting are functions of the accuracy matrix (*, T, T) alone: accuracy[..., t, s] on
+task s after learning task t, NaN if not measured. A run that stopped early counts up to the last
+task that it learned.
 """
 
 import hashlib
@@ -15,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, final, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forgetless.support.files import write_atomically
 from forgetless.support.validation import Accepted, TraceError
-from forgetless.trace import metrics
 from forgetless.trace.notebook import trace_html
 
 FORMAT = 1
@@ -63,6 +66,7 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256((folder / TRACE_FILE).read_bytes()).hexdigest()
 
 
+Array = NDArray[np.float64]
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Keep = Literal["all", "weights", "nothing"]
 KEEPS = Accepted(lambda value: value in get_args(Keep), "all, weights or nothing")
@@ -148,8 +152,8 @@ class Trace:
             "scenario": self.scenario,
             "method": self.method,
             "seeds": list(self.seeds),
-            "average_accuracy": _spread(self.per_seed(metrics.average_accuracy)),
-            "forgetting": _spread(self.per_seed(metrics.forgetting)),
+            "average_accuracy": _spread(self.per_seed(average_accuracy)),
+            "forgetting": _spread(self.per_seed(forgetting)),
             "measured_on": self.measured_on,
             "accuracy": nulls(self.accuracy.tolist()),
             "seconds": self.timings.get("total", 0.0),
@@ -160,7 +164,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """The run as a small table in a notebook."""
-        metric_names = {"A_T": metrics.average_accuracy, "F_T": metrics.forgetting}
+        metric_names = {"A_T": average_accuracy, "F_T": forgetting}
         spreads = {name: _spread(self.per_seed(m)) for name, m in metric_names.items()}
         facts = [
             (n, f"{s['mean']:.2f} ± {s['std']:.2f}")
@@ -351,3 +355,60 @@ def nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [nulls(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def average_accuracy(accuracy: ArrayLike) -> Array:
+    """A_T = 1/T Σ_s a[T, s], over the tasks learned so far: (*, T, T) → (*)."""
+    a = _learned(accuracy)
+    return np.asarray(a[..., -1, :].mean(-1))
+
+
+def forgetting(accuracy: ArrayLike) -> Array:
+    """F_T = 1/(T−1) Σ_{s<T} (max_{l≥s} a[l, s] − a[T, s]); 0 for a single task."""
+    a = _learned(accuracy)
+    if a.shape[-1] == 1:
+        return np.zeros(a.shape[:-2])
+    best = np.stack([a[..., s:, s].max(-1) for s in range(a.shape[-1] - 1)], -1)
+    return np.asarray((best - a[..., -1, :-1]).mean(-1))
+
+
+def backward_transfer(accuracy: ArrayLike) -> Array:
+    """BWT = 1/(T−1) Σ_{s<T} (a[T, s] − a[s, s]) (Lopez-Paz and Ranzato 2017); 0 for one task."""
+    a = _learned(accuracy)
+    if a.shape[-1] == 1:
+        return np.zeros(a.shape[:-2])
+    learned = np.diagonal(a, axis1=-2, axis2=-1)[..., :-1]
+    return np.asarray((a[..., -1, :-1] - learned).mean(-1))
+
+
+def forward_transfer(accuracy: ArrayLike, baseline: ArrayLike = 0.0) -> Array:
+    """FWT = 1/(T−1) Σ_{s>1} (a[s−1, s] − b[s]); NaN without `evaluate="all"`.
+
+    Arguments:
+        accuracy: (*, T, T).
+        baseline: b, the accuracy on each task without any training, (T,) or one number.
+    """
+    a = _learned(accuracy)
+    if a.shape[-1] == 1:
+        return np.zeros(a.shape[:-2])
+    beforehand = np.diagonal(a, offset=1, axis1=-2, axis2=-1)
+    chance = np.broadcast_to(np.asarray(baseline, float), (np.shape(accuracy)[-1],))
+    return np.asarray((beforehand - chance[1 : a.shape[-1]]).mean(-1))
+
+
+def tasks_learned(accuracy: ArrayLike) -> int:
+    """The number of tasks, from the first on, that every run in (*, T, T) has learned."""
+    own = np.isfinite(np.diagonal(np.asarray(accuracy, float), axis1=-2, axis2=-1))
+    learned_by_all = own.reshape(-1, own.shape[-1]).all(0)
+    return int(np.argmin(np.append(learned_by_all, False)))
+
+
+def _learned(accuracy: ArrayLike) -> Array:
+    """The leading square of the matrix: the tasks that every run in it has learned."""
+    a = np.asarray(accuracy, float)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2] or a.shape[-1] == 0:
+        raise ValueError(f"an accuracy matrix is (*, T, T) with T at least 1, not {a.shape}")
+    tasks = tasks_learned(a)
+    if tasks == 0:
+        return np.full((*a.shape[:-2], 1, 1), np.nan)
+    return a[..., :tasks, :tasks]

@@ -39,8 +39,15 @@ from forgetless.support.validation import (
     whole,
 )
 from forgetless.tangent import TangentFeatures
-from forgetless.trace import BEST_WITHIN, KEEPS, Keep, Trace, make_room, remove_unfinished
-from forgetless.trace.metrics import tasks_learned
+from forgetless.trace import (
+    BEST_WITHIN,
+    KEEPS,
+    Keep,
+    Trace,
+    make_room,
+    remove_unfinished,
+    tasks_learned,
+)
 from forgetless.training.build import (
     ModelFactory,
     ModelOptions,

@@ -22,7 +22,7 @@ from forgetless.support.validation import (
     require,
     whole,
 )
-from forgetless.trace import metrics
+from forgetless.trace import average_accuracy, forgetting
 from forgetless.training.sampling import AUGMENTATIONS
 
 # The elementwise optimizers of torch.optim: on stacked weights they treat each seed by itself.
@@ -268,8 +268,8 @@ class Measurements:
                 for s, value in enumerate(row)
                 if np.isfinite(value)
             }
-            numbers["average accuracy"] = float(metrics.average_accuracy(matrix))
-            numbers["forgetting"] = float(metrics.forgetting(matrix))
+            numbers["average accuracy"] = float(average_accuracy(matrix))
+            numbers["forgetting"] = float(forgetting(matrix))
             yield seed, progress.task, numbers
 
 

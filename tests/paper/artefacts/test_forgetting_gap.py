@@ -5,7 +5,7 @@ import pytest
 
 from forgetless.paper.artefacts import forgetting_gap
 from forgetless.paper.printed import FINAL, TABLE1
-from forgetless.trace import metrics
+from forgetless.trace import forgetting
 
 
 def gap(reading):
@@ -41,7 +41,7 @@ def test_the_texts_reading_is_the_metric():
     rng = np.random.default_rng(1)
     accuracy = np.where(np.tri(4, dtype=bool), rng.uniform(50, 90, (3, 4, 4)), np.nan)
     mean = forgetting_gap._best(accuracy).mean(-1) - accuracy[:, -1, :-1].mean(-1)
-    np.testing.assert_allclose(mean, metrics.forgetting(accuracy))
+    np.testing.assert_allclose(mean, forgetting(accuracy))
 
 
 def test_too_few_seeds_say_nothing():

@@ -22,7 +22,7 @@ from forgetless.paper.numbers import (
 from forgetless.paper.pictures import Pictures, panels
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Workshop, each
-from forgetless.report.palette import method_colour
+from forgetless.report.comparison import method_colour
 
 BENCHMARKS = ("rotated", "cifar", "permuted")
 METHODS = ("ogd", "pca-ogd")

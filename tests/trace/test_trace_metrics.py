@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgetless import average_accuracy, backward_transfer, forgetting, forward_transfer
-from forgetless.trace.metrics import tasks_learned
+from forgetless.trace import tasks_learned
 
 nan = float("nan")
 MATRIX = [[90, nan, nan], [70, 80, nan], [75, 60, 95]]

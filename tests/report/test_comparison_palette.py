@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forgetless.methods import METHODS
-from forgetless.report.palette import DARK, LIGHT, colour, dash, marker, places, symbol
+from forgetless.report.comparison import DARK, LIGHT, colour, dash, marker, places, symbol
 
 # What is left of linear RGB without one kind of cone (Machado, Oliveira and Fernandes, 2009).
 VISION = {
