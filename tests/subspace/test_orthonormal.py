@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from forgetless.linalg import orthonormalize
-from forgetless.subspace import DENSE, DenseSubspace, Storage, dense
-from forgetless.subspace.dense import lengths_of_long, orthonormalize_in_place
+from forgetless.subspace import DENSE, DenseSubspace, Storage, orthonormal
+from forgetless.subspace.orthonormal import lengths_of_long, orthonormalize_in_place
 from forgetless.tangent import tangent_features
 
 
 @pytest.fixture(autouse=True)
 def _few_columns_at_a_time(monkeypatch):
-    monkeypatch.setattr(dense, "_CONVERTED", {"cpu": 1000})
+    monkeypatch.setattr(orthonormal, "_CONVERTED", {"cpu": 1000})
 
 
 def vectors(d: int, p: int, shortest: float = 1e-4) -> torch.Tensor:
