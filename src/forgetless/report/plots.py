@@ -315,7 +315,7 @@ def overlap_maps(analyses: Analyses, *, statistic: str = "largest", width: float
     """
     require(statistic in ("largest", "mean"), "statistic", statistic, "largest or mean")
     entries = _entries(analyses)
-    figure, panels = _panel_grid(width, len(entries), columns or (3 if width > COLUMN else 2), 1.0)
+    figure, panels = _panel_grid(width, len(entries), 3 if width > COLUMN else 2, 1.0)
     image = None
     for panel, (label, _, analysis) in zip(panels.ravel(), entries, strict=False):
         matrix = np.full((analysis.learned, analysis.learned), np.nan)
