@@ -76,7 +76,7 @@ def test_other_seeds_are_refused(text):
     [
         (
             ("rotated-dogs", "sgd", {}),
-            "unknown scenario 'rotated-dogs' .did you mean rotated-digits.*there are",
+            "unknown scenario 'rotated-dogs': did you mean 'rotated-digits'.*There are",
         ),
         (
             ("rotated-digits", "adam", {}),

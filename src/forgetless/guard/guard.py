@@ -40,7 +40,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps, projected, torch_optimizers
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import Coverage
-from forgetless.methods import KronEWC, Method
+from forgetless.methods import KronEWC, Method, method_calls
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -53,6 +53,7 @@ from forgetless.support.progress import bar_on_terminal
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     ConfigError,
+    did_you_mean,
     is_whole,
     parse_bytes,
     require,
@@ -143,7 +144,8 @@ class Guard:
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         method = KronEWC() if method is None else method
         if not isinstance(method, Method):
-            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
+            meant = did_you_mean(method, method_calls())
+            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}{meant}")
         module = unwrapped(model)
         optimizers = torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import local, local_slices
 from forgetless.linalg import Growth, Layout, is_under
-from forgetless.support.validation import ConfigError, require
+from forgetless.support.validation import ConfigError, beginnings, require
 from forgetless.tangent import chosen_names, require_one_precision
 
 
@@ -333,7 +333,7 @@ def chosen_parameters(module: nn.Module, params: Params, exclude: Sequence[str])
     require(isinstance(exclude, Iterable), "exclude", exclude, _PREFIXES)
     for prefix in exclude:
         fits = isinstance(prefix, str) and _names_under(module, [prefix])
-        require(bool(fits), "exclude", prefix, _PREFIXES)
+        require(bool(fits), "exclude", prefix, _PREFIXES, beginnings(own))
     excluded = _names_under(module, exclude)
     return tuple(name for name in chosen if name not in excluded)
 
