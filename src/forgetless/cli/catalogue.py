@@ -16,7 +16,7 @@ from forgetless.data.datasets import SOURCES, fetch, status
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.plugins import PluginKind, installed, plugin
 from forgetless.support.validation import ConfigError
-from forgetless.training.build import MODELS
+from forgetless.training.models import MODELS
 
 data_app = typer.Typer(
     cls=Group,
