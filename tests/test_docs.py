@@ -18,6 +18,8 @@ WITH_PYTHON = [p for p in PAGES if "```python" in p.read_text("utf-8")]
 # Options of commands, which are no settings of a run, and of other programs.
 OF_COMMANDS = [
     "--version",
+    "--install-completion",
+    "--show-completion",
     "--data",
     "--out",
     "--overwrite",
