@@ -13,7 +13,7 @@ from forgetless.support.validation import flag
 from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 WITH_PYTHON = [p for p in PAGES if "```python" in p.read_text("utf-8")]
 # Options of commands, which are no settings of a run, and of other programs.
 OF_COMMANDS = [

@@ -22,7 +22,7 @@ from forgetless import (
     Storage,
 )
 from forgetless.support.validation import format_bytes
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 from ..tangent.reference import by_loop
 from .problems import exact_basis, flat, guarded, mlp, seeded, task, train, wander

@@ -15,7 +15,7 @@ from forgetless.data.datasets import fetch, status
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.plugins import PluginKind, installed, plugin
 from forgetless.support.validation import ConfigError
-from forgetless.training.build import MODELS
+from forgetless.training.models import MODELS
 
 data_app = typer.Typer(
     help="Show which datasets are on disk, or fetch one.",

@@ -60,7 +60,7 @@ from forgetless.support.files import is_shared, without_password, write_atomical
 from forgetless.support.plugins import is_in_file, short_name
 from forgetless.support.validation import ForgetlessError, require
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
-from forgetless.training.build import ModelFactory
+from forgetless.training.models import ModelFactory
 
 _METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
 

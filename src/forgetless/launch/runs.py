@@ -33,15 +33,9 @@ from forgetless.support.validation import (
     require,
 )
 from forgetless.trace import Keep, RunStatus, Trace, is_trace, run_status
-from forgetless.training.build import (
-    ModelFactory,
-    ModelOptions,
-    flat_config,
-    make_learner,
-    model_defaults,
-    model_settings,
-)
+from forgetless.training.build import flat_config, make_learner
 from forgetless.training.fit import fit
+from forgetless.training.models import ModelFactory, ModelOptions, model_defaults, model_settings
 from forgetless.training.settings import Observer, Training
 
 _MOST_SEEDS = 1000

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from forgetless.llm.prompts import check_pair, checked_prompts, encoded_prompts, equal_lengths
 from forgetless.support.files import write_atomically
+from forgetless.support.provenance import digest_of
 from forgetless.support.validation import ConfigError, DataError, first_line, whole
 from forgetless.tangent import eval_mode
-from forgetless.trace.experiment import digest_of
 
 _FORMAT = 1
 _IGNORED = -100  # the label that transformers' losses leave out

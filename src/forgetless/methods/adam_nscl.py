@@ -35,6 +35,7 @@ class AdamNSCL(InputProjection):
         "Eigenvalues up to this many times the smallest are free.",
         accepted=real(1),
         setting="nscl_ratio",
+        search=(3.0, 10.0, 30.0, 100.0),
     )
 
     def extended(self, state: InputSubspace, moments: InputMoments, view: View) -> InputSubspace:

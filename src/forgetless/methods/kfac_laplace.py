@@ -57,7 +57,11 @@ class KFACLaplace(Method[Posterior]):
     recordable: ClassVar[bool] = True
     state_types: ClassVar[tuple[type, ...]] = (Eigenbasis, Axis)
     strength: float = option(
-        1.0, "Weight of the penalty.", accepted=real(0), setting="laplace_strength"
+        1.0,
+        "Weight of the penalty.",
+        accepted=real(0),
+        setting="laplace_strength",
+        search=(0.1, 1.0, 10.0),
     )
     samples: int = option(3000, "Samples of each task whose gradients are used.", accepted=whole(1))
 

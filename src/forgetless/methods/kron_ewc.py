@@ -79,7 +79,11 @@ class KronEWC(Method[Springs]):
     adapts: ClassVar[bool] = True
     state_types: ClassVar[tuple[type, ...]] = (Posterior, Eigenbasis, Axis)
     strength: float = option(
-        3.0, "The least weight of the penalty.", accepted=real(0), setting="kron_strength"
+        3.0,
+        "The least weight of the penalty.",
+        accepted=real(0),
+        setting="kron_strength",
+        search=(0.3, 3.0, 30.0),
     )
     tolerance: float = option(
         0.2,

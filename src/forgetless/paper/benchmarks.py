@@ -12,7 +12,7 @@ from forgetless.launch.runs import Config, resolve
 from forgetless.methods import method_options
 from forgetless.support.validation import require
 from forgetless.trace import INCIDENTAL
-from forgetless.training.build import ModelOptions
+from forgetless.training.models import ModelOptions
 from forgetless.training.settings import Training
 
 Protocol = Literal["released", "corrected", "frozen"]

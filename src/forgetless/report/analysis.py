@@ -23,7 +23,7 @@ from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins, newly_wrong
 from forgetless.trace import Trace, tasks_learned
 from forgetless.trace.trace import read_beside, write_beside
-from forgetless.training.build import ModelSource
+from forgetless.training.models import ModelSource
 from forgetless.training.settings import Training
 
 _MOST_BYTES = 400_000  # of all pictures of a run: a page of five runs stays small

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
 
-from forgetless.support.provenance import code_around
+from forgetless.support.provenance import code_around, digest_of
 from forgetless.support.validation import ConfigError, first_line
 
 AS_GIVEN = "as given"
@@ -96,11 +96,15 @@ def _code_of(made: Any, seen: frozenset[int]) -> str:
 def _bound(value: Any, seen: frozenset[int]) -> str:
     """A value that a function is bound to, as text that is the same in every process."""
     if hasattr(value, "state_dict") and not isinstance(value, type):  # a network: its weights
-        weights = {n: t for n, t in value.state_dict().items() if hasattr(t, "is_floating_point")}
-        # To six digits, which do not depend on the order of the sums.
-        return " ".join(f"{name} {float(t.double().sum()):.6g}" for name, t in weights.items())
+        return _bound(value.state_dict(), seen)
+    if isinstance(value, Mapping):
+        return " ".join(f"{_bound(k, seen)}: {_bound(v, seen)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_bound(part, seen) for part in value)
     if callable(value):
         return import_path(value) + _code_of(value, seen)
+    if hasattr(value, "tobytes") or hasattr(value, "detach"):  # whose text leaves numbers out
+        return digest_of(value)
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 

@@ -147,6 +147,7 @@ def option(
     choices: tuple[str, ...] = (),
     accepted: Accepted | None = None,
     setting: str = "",
+    search: tuple[Any, ...] = (),
 ) -> Any:
     """A dataclass field that is also a command-line option.
 
@@ -156,9 +157,11 @@ def option(
         choices: the accepted texts, if only some are.
         accepted: the accepted numbers, if only some are.
         setting: the option's name on the command line and in a configuration, if not the field's.
+        search: the values that `forgetless tune` tries if it is told no others, from small to
+            large; none for an option that it leaves alone, such as a budget.
     """
     metadata = {"help": help, "choices": choices, "accepted": accepted, "setting": setting}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata | {"search": search})
 
 
 def setting_name(option_field: Field[Any]) -> str:

@@ -48,17 +48,9 @@ from forgetless.trace import (
     remove_unfinished,
     tasks_learned,
 )
-from forgetless.training.build import (
-    ModelFactory,
-    ModelOptions,
-    ModelSource,
-    describe,
-    make_learner,
-    make_model,
-    seed_groups,
-    task_fingerprint,
-)
+from forgetless.training.build import describe, make_learner, seed_groups, task_fingerprint
 from forgetless.training.learner import Learner
+from forgetless.training.models import ModelFactory, ModelOptions, ModelSource, make_model
 from forgetless.training.network import Network
 from forgetless.training.resume import LoadedCheckpoint, Position, Savepoint, Saver
 from forgetless.training.sampling import batch_of
