@@ -131,8 +131,8 @@ class Removed:
         blocked = None if self._adds else weighed
         pull = math.sqrt(weighed) if self._adds and weighed is not None else None
         if self.sums is None or self.last is None:
-            layers = dict.fromkeys(self.names, 0.0)
-            return Stats(0, 0.0, 0.0, layers, blocked=blocked, pull=pull)
+            none = dict.fromkeys(self.names, 0.0)
+            return Stats(0, 0.0, 0.0, none, blocked=blocked, pull=pull)
         sums, last = self.sums.cpu(), self.last.cpu()
         if self.ranks is not None:
             sums, last = self.ranks.sum(torch.stack([sums, last]))
