@@ -249,6 +249,14 @@ class Parameters:
                     "optimizer that trains it"
                 )
 
+    def replaced_in(self, module: nn.Module, optimizer: Optimizer) -> str | None:
+        """A protected parameter that a model lost, if an optimizer trains others of the model."""
+        own, mine = dict(module.named_parameters()), set(map(id, self.tensors))
+        pairs = zip(self.names, self.tensors, strict=True)
+        lost = next((name for name, tensor in pairs if own.get(name) is not tensor), None)
+        trains = not _trained([optimizer]).isdisjoint(set(map(id, own.values())) - mine)
+        return lost if trains else None
+
     def growth(self, new: Self) -> Growth:
         """From these parameters to those of a model that has more rows or more parameters.
 
