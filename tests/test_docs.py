@@ -21,6 +21,8 @@ WITH_PYTHON = [
 # Options of commands, which are no settings of a run, and of other programs.
 OF_COMMANDS = [
     "--version",
+    "--install-completion",
+    "--show-completion",
     "--data",
     "--out",
     "--overwrite",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, final
 import typer
 from rich.console import Console
 
+from forgetless.cli.groups import completing
 from forgetless.cli.options import (
     Address,
     Analyse,
@@ -29,6 +30,7 @@ from forgetless.cli.options import (
     Scenario,
     Set,
     engine_for,
+    method_names,
     values_to_set,
     with_config_options,
 )
@@ -71,7 +73,9 @@ def run_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="The method against forgetting. Or your own, my_file.py:OWM."
+            "--method",
+            help="The method against forgetting. Or your own, my_file.py:OWM.",
+            autocompletion=completing(method_names),
         ),
     ],
     to_set: Set = None,
@@ -118,6 +122,7 @@ def compare_command(
             metavar="NAMES",
             help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.  "
             f"[default: {_METHODS}]",
+            autocompletion=completing(method_names),
         ),
     ] = None,
     to_set: Set = None,

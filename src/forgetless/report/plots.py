@@ -313,7 +313,8 @@ def overlap_maps(analyses: Analyses, *, statistic: str = "largest", width: float
     Arguments:
         statistic: "largest" or "mean" singular value.
     """
-    require(statistic in ("largest", "mean"), "statistic", statistic, "largest or mean")
+    statistics = ("largest", "mean")
+    require(statistic in statistics, "statistic", statistic, "largest or mean", statistics)
     entries = _entries(analyses)
     figure, panels = _panel_grid(width, len(entries), 3 if width > COLUMN else 2, 1.0)
     image = None
