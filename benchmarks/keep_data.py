@@ -127,7 +127,7 @@ def prompts(folder: Path, each: int) -> Prompts:
         for i in range(3)
     ]
     protected, validation, test = (third[:each] for third in thirds)
-    half = max(1, each // 4)
+    half = max(1, each // 6)
     asked = {
         "validation": {"chat": validation},
         "test": {"chat": test, **{kind: some[:half] for kind, some in _BY_THE_WAY.items()}},
@@ -136,7 +136,7 @@ def prompts(folder: Path, each: int) -> Prompts:
     for name, capital, continent in islice(countries[2::3], each):
         questions[f"What is the capital of {name}?"] = capital
         questions[f"On which continent is {name}?"] = continent
-    texts = [text[:1500] for text in islice(topics.values(), max(4, each // 4))]
+    texts = [text[:1500] for text in islice(topics.values(), max(2, each // 4))]
     return Prompts(protected, asked, questions, texts)
 
 

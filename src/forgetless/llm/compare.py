@@ -34,6 +34,7 @@ def compare(
     harness_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     batch_size: int = 8,
+    chat: bool | None = None,
     cache: str | Path | None = None,
 ) -> ModelComparison:
     """How far fine-tuning has moved what a language model does.
@@ -54,7 +55,7 @@ def compare(
         task: held-out texts of what was learned, whose loss should fall; of several tasks by name.
         harness: tasks of lm-evaluation-harness, as its `simple_evaluate` takes them.
         harness_options: further arguments of `simple_evaluate`, such as `limit` and `num_fewshot`.
-        max_new_tokens, batch_size, cache: as of `own_answers`.
+        max_new_tokens, batch_size, chat, cache: as of `own_answers`.
     """
     others = tuned if isinstance(tuned, Mapping) else {"tuned": tuned}
     named = bool(others) and BASE not in others
@@ -71,6 +72,7 @@ def compare(
         harness_options=harness_options,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
+        chat=chat,
         cache=cache,
     )
     return examination.compared({name: examination.of(m, name) for name, m in others.items()})
@@ -102,6 +104,7 @@ class Examination:
         harness_options: Mapping[str, Any] | None = None,
         max_new_tokens: int = 64,
         batch_size: int = 8,
+        chat: bool | None = None,
         cache: str | Path | None = None,
     ) -> None:
         self._model, self._tokenizer = base, tokenizer
@@ -113,6 +116,7 @@ class Examination:
         self._options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "batch_size": batch_size,
+            "chat": chat,
             "cache": cache,
         }
         self._said = own_answers(base, tokenizer, prompts, **self._options)
