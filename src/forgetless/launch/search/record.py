@@ -256,6 +256,9 @@ def load_search(path: str | Path) -> Search:
         record = json.loads(file.read_text("utf-8"))
         if record["format"] != FORMAT:
             raise TraceError(f"{file} has format {record['format']!r}; this version reads {FORMAT}")
+        for settings in (record["settings"], record["given"]):
+            if not isinstance(settings.get("model", ""), str):
+                raise ValueError("its model has no name")
         methods = {str(name): _method_entry(of) for name, of in record["methods"].items()}
         trials = [_trial(entry, methods) for entry in record["trials"]]
         limits = {str(n): list(map(str, of["limits"])) for n, of in record["best"].items()}
