@@ -1,7 +1,7 @@
 """Command-line options: those that commands share, and one for every setting of a run."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import Field
 from pathlib import Path
@@ -9,21 +9,35 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
+from forgetless.cli.groups import completing
 from forgetless.cli.progress import LOGGERS
+from forgetless.data import SCENARIOS
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.launch.runs import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.launch.search import searchable
 from forgetless.methods import METHODS, method_class, method_options
-from forgetless.support.plugins import short_name, unknown
-from forgetless.support.validation import ConfigError, flag, require
+from forgetless.support.plugins import PluginKind, installed, short_name
+from forgetless.support.validation import ConfigError, flag, require, unknown
+from forgetless.trace import Keep
 
 ENGINES = ("local", "ray")
+
+
+def _with_installed(kind: PluginKind, builtin: Iterable[str]) -> list[str]:
+    return sorted({*builtin, *installed(kind)})
+
+
+def method_names() -> list[str]:
+    """The built-in methods and those of installed packages."""
+    return _with_installed("method", METHODS)
+
 
 Scenario = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO",
         help="The tasks; `forgetless list` shows all. Or your own, my_file.py:tasks.",
+        autocompletion=completing(lambda: _with_installed("scenario", SCENARIOS)),
     ),
 ]
 DataFolder = Annotated[
@@ -74,6 +88,7 @@ Kept = Annotated[
     typer.Option(
         "--keep",
         metavar="all|weights|nothing",
+        autocompletion=completing(lambda: get_args(Keep)),
         help="Tensors stored in the trace: weights and the method's memory, weights, or none.",
     ),
 ]
@@ -92,6 +107,7 @@ Log = Annotated[
         "--log",
         metavar="NAMES",
         help=f"Log accuracies to {', '.join(LOGGERS)} (comma-separated).",
+        autocompletion=completing(lambda: LOGGERS),
         show_default=False,
     ),
 ]
@@ -110,6 +126,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="|".join(ENGINES),
+        autocompletion=completing(lambda: ENGINES),
         help="Train on this machine, or on a Ray cluster.",
     ),
 ]
@@ -136,7 +153,7 @@ Jobs = Annotated[
 @contextmanager
 def engine_for(name: str, address: str | None, jobs: int) -> Iterator[Engine]:
     """The engine that --engine, --address and --jobs ask for."""
-    require(name in ENGINES, "--engine", name, " or ".join(ENGINES))
+    require(name in ENGINES, "--engine", name, " or ".join(ENGINES), ENGINES)
     require(jobs >= 1, "--jobs", jobs, "a number of jobs at a time, at least 1")
     if name == "ray":
         with closing(Cluster(address, jobs)) as cluster:
@@ -194,6 +211,7 @@ def _parameter(name: str, by_method: dict[str, Field[Any]]) -> inspect.Parameter
         help=f"{_help(by_method)} [default: {describe_default(name)}]",
         metavar="|".join(first.metadata["choices"]) or _NAMED.get(name) or _METAVARS.get(kind),
         show_default=False,  # the parser's default is None: not given
+        autocompletion=completing(lambda: first.metadata["choices"]),
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]

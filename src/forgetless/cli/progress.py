@@ -39,7 +39,9 @@ def logger_names(log: str) -> list[str]:
     """The loggers of the option --log, checked."""
     names = [name.strip() for name in log.split(",") if name.strip()]
     good = all(name in LOGGERS for name in names) and len(set(names)) == len(names)
-    require(good, "--log", log, f"one or more of {', '.join(LOGGERS)}, comma-separated")
+    wrong = next((name for name in names if name not in LOGGERS), log)
+    accepted = f"one or more of {', '.join(LOGGERS)}, comma-separated"
+    require(good, "--log", wrong, accepted, LOGGERS)
     return names
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, final
 import typer
 from rich.console import Console
 
+from forgetless.cli.groups import completing
 from forgetless.cli.options import (
     Address,
     Analyse,
@@ -29,6 +30,7 @@ from forgetless.cli.options import (
     Scenario,
     Set,
     engine_for,
+    method_names,
     values_to_set,
     with_config_options,
 )
@@ -61,7 +63,7 @@ from forgetless.support.files import is_shared, without_password, write_atomical
 from forgetless.support.plugins import is_in_file, short_name
 from forgetless.support.validation import ForgetlessError, require
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
-from forgetless.training.build import ModelFactory
+from forgetless.training.models import ModelFactory
 
 _METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
 _SEEDS_OF_BEST = "5"
@@ -73,7 +75,9 @@ def run_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="The method against forgetting. Or your own, my_file.py:OWM."
+            "--method",
+            help="The method against forgetting. Or your own, my_file.py:OWM.",
+            autocompletion=completing(method_names),
         ),
     ],
     to_set: Set = None,
@@ -120,6 +124,7 @@ def compare_command(
             metavar="NAMES",
             help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.  "
             f"[default: {_METHODS}]",
+            autocompletion=completing(method_names),
         ),
     ] = None,
     best: Annotated[

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import resolve, setting_fields
@@ -25,6 +24,7 @@ from forgetless.report.comparison import (
 from forgetless.report.document import asset, build_document
 from forgetless.support.files import write_atomically
 from forgetless.support.plugins import is_in_file
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.validation import ConfigError, ForgetlessError, flag
 from forgetless.trace import INCIDENTAL, Trace, average_accuracy, forgetting, nulls
 
@@ -309,14 +309,12 @@ def make_report(
     failures: list[str] = []
     analyses: list[dict[str, Analysis]] = [{} for _ in comparisons]
     try:
-        with Console(stderr=True).status("report") as status:
-            for comparison, found in zip(comparisons, analyses, strict=True):
-                for entry in comparison.entries:
-                    if analyse:
-                        status.update(f"why did {entry.label} forget?")
+        for comparison, found in zip(comparisons, analyses, strict=True):
+            for entry in comparison.entries:
+                with bar_on_terminal(f"why {entry.label} forgot"):
                     known = _analysis(entry, analyse, given, data, failures)
-                    if known is not None:
-                        found[entry.label] = known
+                if known is not None:
+                    found[entry.label] = known
     finally:
         write_page(comparisons, page, analyses, command=command, broken=broken)
     one = len(comparisons) == 1
