@@ -17,11 +17,11 @@ from forgetless.launch.engines import Engine, Event, Order, Watch, train
 from forgetless.launch.runs import Config, resolve
 from forgetless.launch.search.space import Candidate, Settings, described, key, options_of
 from forgetless.methods import Method
+from forgetless.support.provenance import digest_of
 from forgetless.support.validation import TrainingError, select_options
 from forgetless.trace import INCIDENTAL, Trace, load_trace
-from forgetless.trace.experiment import digest_of
-from forgetless.training.build import ModelSource
 from forgetless.training.fit import fit, resolve_device
+from forgetless.training.models import ModelSource
 from forgetless.training.settings import Training
 
 Asked = tuple[Candidate, Settings]

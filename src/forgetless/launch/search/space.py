@@ -7,7 +7,6 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, final
 
 from forgetless.methods import Method
-from forgetless.support.plugins import unknown
 from forgetless.support.validation import (
     FRACTION,
     SHARE,
@@ -16,9 +15,10 @@ from forgetless.support.validation import (
     is_real,
     require,
     setting_name,
+    unknown,
 )
 from forgetless.trace import INCIDENTAL
-from forgetless.training.build import ModelOptions
+from forgetless.training.models import ModelOptions
 from forgetless.training.settings import Training
 
 Settings = Mapping[str, Any]  # of a trial: option → value

@@ -43,7 +43,7 @@ from forgetless.support.validation import (
 )
 from forgetless.trace import Trace
 from forgetless.trace.experiment import changed_settings
-from forgetless.training.build import ModelSource
+from forgetless.training.models import ModelSource
 
 SEARCH_SEEDS = "100,101"  # those of a comparison are others
 TRIALS = 20  # of each method, by TPE
