@@ -143,7 +143,7 @@ def test_a_file_of_another_search_is_refused(command, words, search, capsys):
         (["--grid", "lr=-1,1"], "the grid of lr must be a positive number, not -1.0"),
         (["--grid", "lr=1", "--grid", "lr=2"], "given once for each option, and lr is"),
         (["--grid", "lrr=1"], "the grid of lrr is of no option that can be searched of sgd, ewc"),
-        (["--grid", "ewc:lrr=1"], "unknown option of ewc 'lrr' (did you mean lr?)"),
+        (["--grid", "ewc:lrr=1"], "unknown option of ewc 'lrr': did you mean 'lr'?"),
         (["--grid", "gpm:lr=1"], "the method in the grid gpm:lr must be one of sgd, ewc"),
         (["--lr", "0.1", "--grid", "lr=1"], "lr has a value and a grid: give one of the two"),
         (["--validation-per-class", "0"], "a search never measures on the test set"),
