@@ -7,7 +7,7 @@ from forgetless.support.provenance import __version__
 from forgetless.support.validation import did_you_mean
 
 if TYPE_CHECKING:  # what `__getattr__` imports at run time
-    from forgetless.data import Scenario, Task, TensorScenario
+    from forgetless.data import FeatureScenario, Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
     from forgetless.methods import (
@@ -61,6 +61,7 @@ __all__ = [
     "AdamNSCL",
     "ConfigError",
     "DataError",
+    "FeatureScenario",
     "Forecast",
     "ForgetlessError",
     "Guard",
@@ -93,7 +94,7 @@ __all__ = [
 
 # Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
 _MODULES = {
-    "data": "Scenario Task TensorScenario",
+    "data": "FeatureScenario Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
     "methods": (

@@ -35,10 +35,11 @@ from forgetless import (
     Trace,
     load_trace,
 )
+from forgetless.data import features
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
 from forgetless.guard.frameworks.base import FILE, GuardCarrier
-from forgetless.support.validation import ForgetlessError, ForgetlessWarning
+from forgetless.support.validation import DataError, ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
 from forgetless.training.resume import Saver
@@ -184,6 +185,22 @@ def _cifar_binary() -> Reader:
         return check_labels(labels, 100, NOWHERE)
 
     return Reader(read, row * N_IMAGES)
+
+
+def _stored_features(folder: Path) -> Reader:
+    file = folder / "features.safetensors"
+    expected = torch.arange(12.0).view(4, 3)
+    features._write(file, expected)
+
+    def read(content: bytes) -> object:
+        file.write_bytes(content)
+        found = features._read(file, 4)
+        if found is None:
+            raise DataError("damaged features are made again")
+        assert found.equal(expected)
+        return found
+
+    return Reader(read, file.read_bytes(), _tensor_spoiler)
 
 
 class _Runs:
@@ -368,6 +385,7 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             "IDX, gzipped": _gzipped_idx(),
             "CIFAR-100, binary": _cifar_binary(),
             "CIFAR-100, Python": _cifar_python(),
+            "features": _stored_features(folder),
             "trace, record": _trace_record(folder),
             "trace, weights": _trace_weights(folder),
             **{

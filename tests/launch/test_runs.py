@@ -80,7 +80,7 @@ def test_other_seeds_are_refused(text):
         ),
         (
             ("rotated-digits", "adam", {}),
-            "unknown method 'adam' .* there are sgd",
+            "unknown method 'adam': did you mean 'adam-nscl'. There are sgd",
         ),
         (("rotated-digits", "sgd", {"speed": 1}), "unknown setting 'speed'"),
         (

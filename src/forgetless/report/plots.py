@@ -175,14 +175,19 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def accuracy_matrices(runs: Runs, *, width: float = PAGE) -> Figure:
+def accuracy_matrices(runs: Runs, *, width: float = PAGE, columns: int | None = None) -> Figure:
     """The accuracy matrix of each method as a heat map: rows after a task, columns on a task.
 
     Forgetting is a column that darkens downwards. The map shows the mean over the finished seeds.
+
+    Arguments:
+        runs: a trace, several, or a comparison of them.
+        width: of the figure, in inches.
+        columns: maps side by side; by default three, or two in a figure for one column of text.
     """
     comparison = _comparison_of(runs)
     entries = comparison.entries
-    figure, panels = _panel_grid(width, len(entries), 3 if width > COLUMN else 2, 1.0)
+    figure, panels = _panel_grid(width, len(entries), columns or (3 if width > COLUMN else 2), 1.0)
     image = None
     for panel, entry in zip(panels.ravel(), entries, strict=False):
         image = _heat_map(panel, entry.mean, 0, 100, "viridis", lambda v: f"{v:.0f}")
