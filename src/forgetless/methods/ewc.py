@@ -47,6 +47,7 @@ class EWC(Method[Elastic]):
     name: ClassVar[str] = "ewc"
     label: ClassVar[str] = "EWC"
     summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     protected_by = "strength"
     needs_model: ClassVar[bool] = False
