@@ -14,6 +14,7 @@ import pytest
 
 from forgetless.cli import main
 from forgetless.launch.search import SEARCH_FILE, load_search
+from forgetless.support.files import is_locked
 from tests.conftest import forgetless
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -89,16 +90,17 @@ def test_several_jobs_write_the_same_file_and_it_is_found_again(search, capsys, 
 
 def test_a_killed_search_resumes(search, tmp_path, capsys):
     command = [sys.executable, "-m", "forgetless", *TUNE, "--out", "b", "--jobs", "2"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)  # killed with its two jobs
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     until = time.monotonic() + 60
     file = tmp_path / "b" / SEARCH_FILE
     while not file.is_file() or '"average_accuracy": [' not in file.read_text():
         assert time.monotonic() < until
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)  # with its two jobs
     process.wait()
     assert load_search(file).status == "unfinished"
-    time.sleep(0.5)  # its workers end with it
+    while any(is_locked(folder) for folder in (tmp_path / "b").rglob("*") if folder.is_dir()):
+        assert time.monotonic() < until
     assert forgetless([*TUNE, "--out", "b"], capsys)[0] == 0
     assert without_seconds(tmp_path / "b") == without_seconds(tmp_path / "a")
 
