@@ -13,6 +13,7 @@ from forgetless.llm.answers import OwnAnswers, own_answers
 from forgetless.llm.behaviour import Behaviour, ModelComparison
 from forgetless.llm.harness import harness_scores
 from forgetless.llm.prompts import check_pair, checked_prompts, context, equal_lengths, vocabulary
+from forgetless.support.progress import advance, bar_on_terminal
 from forgetless.support.validation import ConfigError, DataError, TrainingError, require
 from forgetless.tangent import eval_mode
 
@@ -21,6 +22,7 @@ _TASK = "the new task"  # the name of one that has none
 _WINDOW = 512  # the most tokens of a text that are run together
 
 
+@bar_on_terminal("comparing language models")
 def compare(
     base: nn.Module,
     tuned: nn.Module | Mapping[str, nn.Module],
@@ -181,7 +183,8 @@ def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
 def _divergences(base: nn.Module, model: nn.Module, said: OwnAnswers, name: str) -> list[float]:
     """KL(base ‖ model) per token of the base model's answers, prompt by prompt."""
     found = [0.0] * len(said.answers)
-    for batch, numbers in zip(said, said.numbers, strict=True):
+    for done, (batch, numbers) in enumerate(zip(said, said.numbers, strict=True)):
+        advance("how far the answers moved", done, len(said.numbers))
         before = _logits(base, batch["input_ids"])
         after = _logits(model, batch["input_ids"]).to(before.device)
         for row, number in enumerate(numbers):
