@@ -42,6 +42,7 @@ suppress_warnings = ["myst.header"]  # a page that is included may begin with a 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
+nb_execution_in_temp = True
 nb_merge_streams = True
 
 default_role = "code"  # docstrings have `names` in single quotes, as Markdown

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forgetless.support.provenance import __version__
+from forgetless.support.validation import did_you_mean
 
 if TYPE_CHECKING:  # what `__getattr__` imports at run time
     from forgetless.data import FeatureScenario, Scenario, Task, TensorScenario
@@ -114,7 +115,8 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        meant = did_you_mean(name, _HOMES)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -53,6 +53,7 @@ class EWC(Method[Elastic]):
     name: ClassVar[str] = "ewc"
     label: ClassVar[str] = "EWC"
     summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True

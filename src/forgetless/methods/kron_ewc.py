@@ -72,6 +72,7 @@ class KronEWC(Method[Springs]):
     name: ClassVar[str] = "kron-ewc"
     label: ClassVar[str] = "KronEWC"
     summary: ClassVar[str] = "springs in a Kronecker eigenbasis, as strong as old tasks need"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True

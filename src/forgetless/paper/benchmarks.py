@@ -201,7 +201,7 @@ SCALES = {scale.name: scale for scale in (FULL, SMALL)}
 
 def scale_named(name: str) -> Scale:
     """The scale of that name."""
-    require(name in SCALES, "--scale", name, " or ".join(SCALES))
+    require(name in SCALES, "--scale", name, " or ".join(SCALES), SCALES)
     return SCALES[name]
 
 

@@ -15,7 +15,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -23,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, Literal
 
 from forgetless.support.provenance import code_around, digest_of
-from forgetless.support.validation import ConfigError, first_line
+from forgetless.support.validation import ConfigError, did_you_mean, first_line, unknown
 
 AS_GIVEN = "as given"
 _KNOWN = ("abc", "builtins", "forgetless", "functools", "torch", "typing")
@@ -54,12 +53,12 @@ def load_object(text: str, argument: str) -> Any:
     place, colon, name = text.rpartition(":")
     if not (colon and place and name):
         raise ConfigError(f"{argument} must be FILE:NAME, such as script.py:make, not {text!r}")
-    try:
-        found: Any = _module(place, argument)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise ConfigError(f"{argument} {text}: {place} has no {name}") from None
+    found: Any = _module(place, argument)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            meant = did_you_mean(part, [n for n in dir(found) if not n.startswith("_")])
+            raise ConfigError(f"{argument} {text}: {place} has no {name}{meant}")
+        found = getattr(found, part)
     return found
 
 
@@ -190,13 +189,6 @@ def plugin(kind: PluginKind, name: str, builtin: Collection[str]) -> Any:
         raise ConfigError(
             f"the {kind} {name!r}{package} cannot be imported: {type(error).__name__}: {reason}"
         ) from error
-
-
-def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The sentence about a name that does not exist, with the nearest one that does."""
-    near = get_close_matches(name, known, 1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
-    return f"unknown {what} {name!r}{meant}; there are {', '.join(known) or 'none'}"
 
 
 def wrong_kind(kind: PluginKind, name: str, found: Any, wanted: str) -> ConfigError:

@@ -28,6 +28,7 @@ from forgetless.support.plugins import (
 from forgetless.support.provenance import digest_of
 from forgetless.support.validation import (
     ConfigError,
+    beginnings,
     require,
 )
 from forgetless.tangent.evaluation import eval_mode
@@ -131,7 +132,7 @@ def _check_names(prefixes: Mapping[str, tuple[str, ...]], names: Sequence[str]) 
         for start in starts:
             found = [name for name in names if is_under(name, [start])]
             accepted = "the beginning of a parameter's name in the model"
-            require(bool(found), argument, start, accepted)
+            require(bool(found), argument, start, accepted, beginnings(names))
             trained = not all(is_under(name, prefixes["freeze"]) for name in found)
             accepted = "what is trained, and freeze says that it is not"
             require(trained or argument != "unprotected", argument, start, accepted)
@@ -226,6 +227,8 @@ def flat_config(
         config["method_from"] = import_path(type(method))
         if method.label:
             config["method_label"] = method.label
+        if method.family:
+            config["method_family"] = method.family
     for setting, value in _method_entries(method).items():
         # A method of one's own may have an `lr` or a `model` too.
         taken = setting in config or setting in others

@@ -55,7 +55,7 @@ def _named_or_made(names: Any, what: str) -> Accepted:
         return named or callable(value)
 
     known = ", ".join(name or "nothing" for name in names)
-    return Accepted(fits, f"{known}, a function of {what}, or file.py:function")
+    return Accepted(fits, f"{known}, a function of {what}, or file.py:function", tuple(names))
 
 
 @dataclass(frozen=True, kw_only=True)
