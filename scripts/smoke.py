@@ -2,8 +2,8 @@
 
     PYTHON -I scripts/smoke.py
 
-Its two lines, its Python and a comparison are run; then the sizes of what was installed are printed,
-and how long the imports take.
+Its two lines, its Python and a comparison are run; then the sizes of what was installed are
+printed, and how long the imports take.
 """
 
 import importlib.metadata

@@ -227,6 +227,8 @@ def flat_config(
         config["method_from"] = import_path(type(method))
         if method.label:
             config["method_label"] = method.label
+        if method.family:
+            config["method_family"] = method.family
     for setting, value in _method_entries(method).items():
         # A method of one's own may have an `lr` or a `model` too.
         taken = setting in config or setting in others
