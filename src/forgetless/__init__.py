@@ -11,6 +11,10 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
     from forgetless.launch.runs import scenario
     from forgetless.methods import (
         AGEM,
+        DER,
+        DERPP,
+        ER,
+        ERACE,
         EWC,
         GEM,
         GEMNT,
@@ -19,11 +23,13 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
         PCAOGD,
         SGD,
         SGP,
+        SI,
         AdamNSCL,
         Joint,
         KFACLaplace,
         KronEWC,
         KronOGD,
+        LwF,
         Method,
         View,
     )
@@ -49,6 +55,10 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
 
 __all__ = [
     "AGEM",
+    "DER",
+    "DERPP",
+    "ER",
+    "ERACE",
     "EWC",
     "GEM",
     "GEMNT",
@@ -57,6 +67,7 @@ __all__ = [
     "PCAOGD",
     "SGD",
     "SGP",
+    "SI",
     "AdamNSCL",
     "ConfigError",
     "DataError",
@@ -67,6 +78,7 @@ __all__ = [
     "KFACLaplace",
     "KronEWC",
     "KronOGD",
+    "LwF",
     "Method",
     "Progress",
     "Scenario",
@@ -96,8 +108,8 @@ _MODULES = {
     "guard": "Guard",
     "launch.runs": "scenario",
     "methods": (
-        "AGEM EWC GEM GEMNT GPM OGD PCAOGD SGD SGP AdamNSCL Joint KFACLaplace KronEWC KronOGD "
-        "Method View"
+        "AGEM DER DERPP ER ERACE EWC GEM GEMNT GPM OGD PCAOGD SGD SGP SI AdamNSCL Joint "
+        "KFACLaplace KronEWC KronOGD LwF Method View"
     ),
     "subspace": "Storage",
     "support.validation": "ConfigError DataError ForgetlessError TraceError TrainingError",

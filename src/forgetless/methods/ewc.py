@@ -1,4 +1,4 @@
-"""Elastic weight consolidation (Kirkpatrick et al. 2017)."""
+"""Elastic weight consolidation (Kirkpatrick et al. 2017), online (Schwarz et al. 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
@@ -9,7 +9,7 @@ from torch import Tensor
 from forgetless.linalg import inner
 from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe, Work
-from forgetless.support.validation import option, real
+from forgetless.support.validation import FRACTION, option, real
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
 # task's size: 10,000 samples weigh 9.8 times as much as in the mean.
@@ -35,13 +35,15 @@ class Elastic:
 class EWC(Method[Elastic]):
     """Adds ½ strength · Σ_i F_i (θ_i − θ*_i)² to the loss, F the tasks' summed Fisher diagonals.
 
-    The Fishers add up and the anchor is the latest one, which is the recursive Laplace
-    approximation (Huszár 2018). The Fisher is the empirical one, on the true labels.
+    F ← γ F + F_t after task t, and the anchor is the latest one: online EWC. With γ = 1 the Fishers
+    add up, the recursive Laplace approximation (Huszár 2018). The Fisher is the empirical one, on
+    the true labels.
 
     Arguments:
         strength: weight of the penalty.
         fisher: "mean" takes the mean of the squared gradients over a task's samples; "released"
             their sum divided by 1,024, as the PCA-OGD paper's code does.
+        decay: γ, how much of the earlier tasks' Fisher is kept when a task is added.
     """
 
     name: ClassVar[str] = "ewc"
@@ -63,6 +65,13 @@ class EWC(Method[Elastic]):
         "code.",
         choices=("mean", "released"),
         setting="ewc_fisher",
+    )
+    decay: float = option(
+        1.0,
+        "Share of the earlier tasks' Fisher information that is kept with each new one (γ of "
+        "online EWC).",
+        accepted=FRACTION,
+        setting="ewc_decay",
     )
 
     @property
@@ -93,4 +102,4 @@ class EWC(Method[Elastic]):
         """Stiffen the springs by the task's Fisher information and re-anchor them."""
         divisor = task.size if self.fisher == "mean" else _RELEASED_DIVISOR
         fisher = task.squared_loss_gradients() / divisor
-        return Elastic(state.fisher + fisher, view.theta.clone())
+        return Elastic(self.decay * state.fisher + fisher, view.theta.clone())
