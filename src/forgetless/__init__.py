@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from forgetless.support.provenance import __version__
 
 if TYPE_CHECKING:  # what `__getattr__` imports at run time
-    from forgetless.data import Scenario, Task, TensorScenario
+    from forgetless.data import Blurry, Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
     from forgetless.methods import (
@@ -69,6 +69,7 @@ __all__ = [
     "SGP",
     "SI",
     "AdamNSCL",
+    "Blurry",
     "ConfigError",
     "DataError",
     "Forecast",
@@ -104,7 +105,7 @@ __all__ = [
 
 # Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
 _MODULES = {
-    "data": "Scenario Task TensorScenario",
+    "data": "Blurry Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
     "methods": (

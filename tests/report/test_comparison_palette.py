@@ -60,9 +60,16 @@ def test_any_two_colours_differ_for_every_reader(colours, paper, vision):
 
 
 def test_a_method_has_its_colour_in_any_company():
-    assert len(METHODS) <= len(LIGHT) == len(DARK)
+    assert len(LIGHT) == len(DARK)
     assert places(list(METHODS)) == list(range(len(METHODS)))
     assert places(["pca-ogd", "sgd"]) == [list(METHODS).index("pca-ogd"), 0]
+
+
+def test_methods_beyond_the_palette_have_the_colours_of_absent_ones():
+    late = list(METHODS)[len(LIGHT) :]
+    found = places(["sgd", "ewc", *late])
+    assert len({colour(place) for place in found}) == len(found)
+    assert not any(map(dash, found))
 
 
 def test_other_settings_and_other_methods_have_the_colours_of_absent_ones():

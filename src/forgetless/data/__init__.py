@@ -4,6 +4,7 @@ from forgetless.data.datasets import SOURCES, ImageSet, load_source
 from forgetless.data.scenarios import (
     SCENARIOS,
     SETTINGS,
+    Blurry,
     Scenario,
     ScenarioOptions,
     Setting,
@@ -21,6 +22,7 @@ __all__ = [
     "SCENARIOS",
     "SETTINGS",
     "SOURCES",
+    "Blurry",
     "ImageSet",
     "Scenario",
     "ScenarioOptions",

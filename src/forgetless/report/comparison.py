@@ -36,8 +36,9 @@ SETTING_TITLES = {
     "class": ("class-incremental", "All classes of the tasks learned so far compete."),
 }
 
-# A colour per method in the order of METHODS, for white and for dark paper. Chosen by search: under
-# normal vision and each kind of colour blindness any two differ on a thin line.
+# A colour for each of the first methods, in the order of METHODS, for white and for dark paper; the
+# others have those of methods that are absent. Chosen by search: under normal vision and each kind
+# of colour blindness any two differ on a thin line.
 LIGHT = (
     "#1a1a1a", "#999999", "#e69f00", "#2e9e5b", "#3fb2ea", "#b04fa8", "#b3001b", "#004c99",
     "#00737d", "#ff5f74", "#8860fe", "#6b285a", "#7901d9", "#f70000",
@@ -364,9 +365,9 @@ def _count(n: int, what: str) -> str:
 def places(methods: Sequence[str]) -> list[int]:
     """For each of several entries a place in the palette.
 
-    The first entry of a method has the place of the method in METHODS. Other settings of it, and
-    methods from elsewhere, have the places of methods that are absent; after these, the same
-    colours with dashes.
+    The first entry of a method has the place of the method in METHODS. Other settings of it,
+    methods beyond the palette's size and those from elsewhere have the places of methods that are
+    absent; after these, the same colours with dashes.
     """
     known = list(METHODS)[: len(LIGHT)]
     found: list[int | None] = [
