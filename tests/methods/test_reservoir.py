@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from forgetless import DER, DERPP, ER, ERACE, ConfigError, Guard, Training, fit, scenario
 from forgetless.methods import Samples
-from forgetless.methods.reservoir import Reservoir
+from forgetless.methods.reservoir import ReplayBuffer
 from forgetless.support.streams import random_subset, stream
 from tests.methods.formula import (
     BATCH,
@@ -164,7 +164,7 @@ class Passing:
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_every_sample_that_came_by_is_in_it_with_equal_chance(size):
     """For each sample SciPy's exact test of the binomial, all together its χ² test."""
-    view, state, capacity, batches = Passing(4000, size), Reservoir(), 5, 48 // size
+    view, state, capacity, batches = Passing(4000, size), ReplayBuffer(), 5, 48 // size
     for _ in range(batches):
         view.advance()
         state = state.with_batch(capacity, view, lambda stored, view: (stored, view.batch))
@@ -178,7 +178,7 @@ def test_every_sample_that_came_by_is_in_it_with_equal_chance(size):
 
 
 def test_a_reservoir_that_is_not_full_has_all_samples_in_their_order():
-    view, state = Passing(2, 4), Reservoir()
+    view, state = Passing(2, 4), ReplayBuffer()
     for seen in (4, 8, 12):
         view.advance()
         state = state.with_batch(10, view, lambda stored, view: (stored, view.batch))

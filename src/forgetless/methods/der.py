@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forgetless.methods.base import View
-from forgetless.methods.reservoir import Reservoir, ReservoirRehearsal
+from forgetless.methods.reservoir import ReplayBuffer, ReservoirRehearsal
 from forgetless.support.validation import option, real
 
 
@@ -27,7 +27,7 @@ class DarkReplay(ReservoirRehearsal):
                 stored = stored.attach(outputs=pad(known, (0, more), value=torch.nan))
         return stored, view.batch.attach(outputs=new)
 
-    def pull(self, state: Reservoir, view: View) -> Tensor:
+    def pull(self, state: ReplayBuffer, view: View) -> Tensor:
         """The gradient of the mean of (f(x) − z)² over a batch of stored samples."""
         gradient: Tensor = view.gradient(self.drawn(state, view), squared_change)
         return gradient
@@ -62,7 +62,7 @@ class DER(DarkReplay):
         0.5, "Weight of the change of outputs.", accepted=real(0), setting="der_alpha"
     )
 
-    def update(self, g: Tensor, state: Reservoir, view: View) -> tuple[Tensor, Reservoir]:
+    def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
         """The gradient of loss plus penalty."""
         if state.samples is not None:
             g = g + self.alpha * self.pull(state, view)
@@ -93,7 +93,7 @@ class DERPP(DarkReplay):
         0.5, "Weight of the loss on stored samples.", accepted=real(0), setting="der_beta"
     )
 
-    def update(self, g: Tensor, state: Reservoir, view: View) -> tuple[Tensor, Reservoir]:
+    def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
         """The gradient of loss, penalty and loss on stored samples."""
         if state.samples is not None:
             g = g + self.alpha * self.pull(state, view)

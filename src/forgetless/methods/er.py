@@ -7,7 +7,7 @@ from torch import Tensor
 
 from forgetless.linalg import add_scaled
 from forgetless.methods.base import View
-from forgetless.methods.reservoir import Reservoir, ReservoirRehearsal
+from forgetless.methods.reservoir import ReplayBuffer, ReservoirRehearsal
 
 
 @final
@@ -26,7 +26,7 @@ class ER(ReservoirRehearsal):
     label: ClassVar[str] = "ER"
     summary: ClassVar[str] = "experience replay: stored samples in every batch"
 
-    def update(self, g: Tensor, state: Reservoir, view: View) -> tuple[Tensor, Reservoir]:
+    def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
         """Mix in the gradient on stored samples."""
         if state.samples is not None:
             stored = self.drawn(state, view)

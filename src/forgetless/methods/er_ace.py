@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forgetless.methods.base import View
-from forgetless.methods.reservoir import Reservoir, ReservoirRehearsal
+from forgetless.methods.reservoir import ReplayBuffer, ReservoirRehearsal
 
 
 @final
@@ -28,7 +28,7 @@ class ERACE(ReservoirRehearsal):
     label: ClassVar[str] = "ER-ACE"
     summary: ClassVar[str] = "replay in which new samples compete among their own classes only"
 
-    def update(self, g: Tensor, state: Reservoir, view: View) -> tuple[Tensor, Reservoir]:
+    def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
         """The gradient of both losses."""
         labels = view.labels(view.batch)
 

@@ -15,7 +15,7 @@ from forgetless.support.validation import POSITIVE, option, real
 
 @final
 @dataclass(frozen=True)
-class Former:
+class FormerNetwork:
     """The network that the latest task ended with.
 
     Arguments:
@@ -34,7 +34,7 @@ class Former:
 
 @final
 @dataclass(frozen=True)
-class LwF(Method[Former | None]):
+class LwF(Method[FormerNetwork | None]):
     """Adds λ T² KL(softmax(z / T) ‖ softmax(f(x) / T)) on the present batch to the loss.
 
     z are the outputs of the network that the latest task ended with. Each softmax is over the
@@ -68,7 +68,9 @@ class LwF(Method[Former | None]):
     def init(self, view: View) -> None:
         """No former network."""
 
-    def update(self, g: Tensor, state: Former | None, view: View) -> tuple[Tensor, Former | None]:
+    def update(
+        self, g: Tensor, state: FormerNetwork | None, view: View
+    ) -> tuple[Tensor, FormerNetwork | None]:
         """The gradient of loss plus distillation."""
         if state is None:
             return g, state
@@ -90,13 +92,15 @@ class LwF(Method[Former | None]):
             total = total + t**2 * kl_div(q, p, reduction="none", log_target=True).sum(-1)
         return total
 
-    def consolidate(self, state: Former | None, view: View, task: FinishedTask) -> Former:
+    def consolidate(
+        self, state: FormerNetwork | None, view: View, task: FinishedTask
+    ) -> FormerNetwork:
         """The present network becomes the former one."""
         few = task.draw(2)  # batch norm takes no single sample
         with torch.no_grad():
             new = view.competing(view.outputs(few), few)[:, :1]
         if state is None:
-            return Former(view.theta.clone(), new)
+            return FormerNetwork(view.theta.clone(), new)
         old = pad(state.outputs, (0, new.shape[-1] - state.outputs.shape[-1]))
         apart = (old & ~new).any(-1)[0]  # alike for all seeds
-        return Former(view.theta.clone(), torch.cat([old[:, apart], new], 1))
+        return FormerNetwork(view.theta.clone(), torch.cat([old[:, apart], new], 1))

@@ -15,7 +15,7 @@ from forgetless.support.validation import option, whole
 
 @final
 @dataclass(frozen=True)
-class Reservoir:
+class ReplayBuffer:
     """A uniform random choice of all samples so far (Vitter 1985), with no need of task borders.
 
     Arguments:
@@ -57,7 +57,7 @@ class Reservoir:
 
 
 @dataclass(frozen=True)
-class ReservoirRehearsal(Rehearsal[Reservoir], ABC):
+class ReservoirRehearsal(Rehearsal[ReplayBuffer], ABC):
     """A method that follows a loss on samples drawn from a reservoir of all samples so far.
 
     It is filled at every step, and drawn from at every step but the first.
@@ -85,11 +85,11 @@ class ReservoirRehearsal(Rehearsal[Reservoir], ABC):
         """A batch."""
         return min(self.batch_size, self.buffer)
 
-    def init(self, view: View) -> Reservoir:
+    def init(self, view: View) -> ReplayBuffer:
         """No samples yet."""
-        return Reservoir()
+        return ReplayBuffer()
 
-    def drawn(self, state: Reservoir, view: View) -> Any:
+    def drawn(self, state: ReplayBuffer, view: View) -> Any:
         """A random batch of the stored samples."""
         return choose(view, state.samples, self.batch_size)
 
@@ -97,10 +97,10 @@ class ReservoirRehearsal(Rehearsal[Reservoir], ABC):
         """The stored samples and the present batch, with what this method attaches to them."""
         return stored, view.batch
 
-    def followed(self, state: Reservoir, view: View) -> Reservoir:
+    def followed(self, state: ReplayBuffer, view: View) -> ReplayBuffer:
         """The state after the present batch came by."""
         return state.with_batch(self.buffer, view, self.alike)
 
-    def consolidate(self, state: Reservoir, view: View, task: FinishedTask) -> Reservoir:
+    def consolidate(self, state: ReplayBuffer, view: View, task: FinishedTask) -> ReplayBuffer:
         """Nothing: the reservoir has seen the task's samples already."""
         return state
