@@ -40,7 +40,7 @@ from forgetless import (
 )
 from forgetless.data.datasets import shared_source
 from forgetless.support.provenance import versions
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench" / "class_incremental.json"
 TASKS, CLASSES = 5, 2

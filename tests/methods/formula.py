@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetless import Guard, Method, Scenario
 from forgetless.support.streams import global_stream, stream
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 SEED, LR, EPOCHS, BATCH = 3, 0.05, 2, 16
 OPTIMIZERS = {

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from forgetless import Training, fit
 from forgetless.support.streams import random_subset, stream
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 from tests.methods.formula import (
     BATCH,
     EPOCHS,

@@ -264,7 +264,7 @@ class TensorScenario(Scenario):
         full_head: bool = False,
         name: str = "custom",
     ) -> None:
-        require(setting in SETTINGS, "setting", setting, "task, domain or class")
+        require(setting in SETTINGS, "setting", setting, "task, domain or class", SETTINGS)
         self.full_head = full_head
         tasks = list(tasks)
         if not tasks:

@@ -32,9 +32,11 @@ _CHANGED = 0.25  # share of predictions
 # than this share of what earlier ones had; if so much of its progress was removed, that is why.
 _LEARNED = 0.8
 _BLOCKED = 0.8
+_PULLED = 1.0  # the same of a penalty: its gradient, in lengths of the loss's
 _KNOWN = 0.1  # that earlier ones must have had at least
+_ENOUGH = 100  # steps; at the first ones a penalty has nothing to pull back
 _FAR = 100  # a larger drift is not told in percent
-_LITTLE = 0.01  # share of the steps removed that hardly protects
+_LITTLE = 0.01  # share of the steps removed, or length that is added, that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
 _SEQUENCES = 4  # that are run together, since their logits can be large
 
@@ -241,7 +243,15 @@ class DriftCheck:
                 self._failed = True
                 warn_caller(f"the drift cannot be checked any more: {error}")
 
-    def report(self, drift: Drift | None, removed: float | None, *, ends: bool = False) -> None:
+    def report(
+        self,
+        drift: Drift | None,
+        removed: float | None,
+        pull: float | None = None,
+        *,
+        ends: bool = False,
+        steps: int = 0,
+    ) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
 
         A method that adapts may win a task back, and has until the next check for that.
@@ -249,10 +259,12 @@ class DriftCheck:
         Arguments:
             drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
+            pull: what was added to the gradients, in lengths of them; None for projections.
             ends: whether the present task ends.
+            steps: of it.
         """
-        if not self.samples and removed is not None and removed < _LITTLE:
-            self._warn_of_little(removed)
+        if not self.samples and ends:
+            self._warn_of_little(removed, pull if steps >= _ENOUGH else None)
         if drift is None or not drift.tasks:
             return
         self.latest = drift
@@ -264,28 +276,40 @@ class DriftCheck:
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))
 
-    def _warn_of_little(self, removed: float) -> None:
-        """Warn, once, that directions remove about nothing, where no drift tells if they should."""
-        if self._method.keeps_directions and not self._warned:
+    def _warn_of_little(self, removed: float | None, pull: float | None) -> None:
+        """Warn, once, that a method changes about nothing, where no drift tells if it should."""
+        what = ""
+        if self._method.keeps_directions and removed is not None and removed < _LITTLE:
+            what = f"only {removed:.1%} of the steps was removed"
+        if self._method.protects and pull is not None and pull < _LITTLE:
+            what = f"what is added to the gradients is only {pull:.1%} as long as they are"
+        if what and not self._warned:
             self._warned = True
             more = self._method.advice(more=True)
             warn_caller(
-                f"only {removed:.1%} of the steps was removed, so the earlier tasks are protected "
+                f"{what}, so the earlier tasks are protected "
                 "little, unless the new one does not touch them: check them on data, or let the "
                 f"guard do so (drift_samples){f'; {more} to protect more' if more else ''}"
             )
 
-    def report_learning(self, task: int, blocked: float | None) -> None:
+    def report_learning(self, task: int, blocked: float | None, pull: float | None = None) -> None:
         """Warn, once, if a task was stored that the method has kept from being learned.
 
         Arguments:
             task: its number, from 1.
             blocked: share of its progress that was removed, if that is known.
+            pull: what was added to the gradients, in lengths of them, by a penalty.
         """
+        if blocked is not None and blocked >= _BLOCKED:
+            why = f"{blocked:.0%} of what the steps would learn was removed"
+        elif pull is not None and pull >= _PULLED:
+            why = f"the penalty's gradient was {pull:.2g} times as long as the loss's"
+        else:
+            return
         shares = {number: self._learned(samples) for number, samples in self.kept.items()}
         new = shares.pop(task, None)
         earlier = [share for share in shares.values() if share is not None]
-        if new is None or not earlier or blocked is None or blocked < _BLOCKED:
+        if new is None or not earlier:
             return
         usual = sum(earlier) / len(earlier)
         is_learned = usual < _KNOWN or new >= _LEARNED * usual
@@ -295,7 +319,7 @@ class DriftCheck:
         warn_caller(
             f"task {task} is learned poorly under the guard: its loss has come {max(0.0, new):.0%} "
             f"of the way from that of a constant answer to zero, where earlier tasks had come "
-            f"{usual:.0%}, and {blocked:.0%} of what the steps would learn was removed; "
+            f"{usual:.0%}, and {why}; "
             f"{self._method.advice(more=False) or 'store less'}, or train longer, or protect fewer "
             "parameters (params)"
         )

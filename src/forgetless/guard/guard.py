@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgetless.guard.batches.loading import TaskData
+from forgetless.guard.batches.loading import Reservoir, TaskData
 from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.distributed.loading import SharedTaskData
@@ -40,7 +40,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps, projected, torch_optimizers
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import Coverage
-from forgetless.methods import KronEWC, Method
+from forgetless.methods import KronEWC, Method, method_calls
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -53,6 +53,7 @@ from forgetless.support.progress import bar_on_terminal
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     ConfigError,
+    did_you_mean,
     is_whole,
     parse_bytes,
     require,
@@ -143,7 +144,8 @@ class Guard:
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         method = KronEWC() if method is None else method
         if not isinstance(method, Method):
-            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
+            meant = did_you_mean(method, method_calls())
+            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}{meant}")
         module = unwrapped(model)
         optimizers = torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
@@ -316,7 +318,7 @@ class Guard:
             new, seen = StoredSamples((unpacked(batch, self._unpack),)), self._steps.batch
             self._steps.batch = new if seen is None else seen + new
 
-    def protect(self, data: Any) -> None:
+    def protect(self, data: Any, held_out: Any = None) -> None:
         """Store what the model does now: before the first task, what a pretrained model can do.
 
         As `end_task` does, at the present weights, and counted as a task: it is number one in the
@@ -325,26 +327,32 @@ class Guard:
         Arguments:
             data: inputs whose outputs must stay, with labels if the method or `output` needs them:
                 an iterable of batches such as a `DataLoader`, or one batch.
+            held_out: as of `end_task`.
         """
-        self.end_task(data)
+        self.end_task(data, held_out)
 
-    def end_task(self, loader: Any) -> None:
+    def end_task(self, loader: Any, held_out: Any = None) -> None:
         """Store the task that was just learned, at the present weights.
 
         Arguments:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
+            held_out: data of the task that it was not trained on, of the same form: the samples to
+                check the drift on are taken from it, in place of the training data.
         """
+        if held_out is not None and not self._drift.samples:
+            raise ConfigError("held_out= is for the drift check, and drift_samples=0 keeps none")
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
         finished = self._stats()
+        taken = self._steps.steps - (self._now.steps if self._now is not None else 0)
         self._prepare()
         self._warn_of_unprotected()
         with self._bar(f"storing task {self.tasks + 1}"), self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
-            self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
+            self._set(self._with_task(self._current(), loader, held_out))
+        self._drift.report(drift, finished.share, finished.pull, ends=True, steps=taken)
         if not self._steps.has_warned_of_full:
-            self._drift.report_learning(self.tasks, finished.blocked)
+            self._drift.report_learning(self.tasks, finished.blocked, finished.pull)
         if finished.tasks:  # what preserved none has nothing to tell
             self._finished = replace(finished, tasks=self.tasks, drift=drift)
 
@@ -473,7 +481,8 @@ class Guard:
     def _prepare(self) -> None:
         """Make the first state, or bring the state to the model's device and precision."""
         if self._coverage.has_new_groups(self._steps.groups):  # by `optimizer.add_param_group`
-            self._warn_of_unprotected()
+            for optimizer in self._steps.optimizers:
+                self._look_at(optimizer)
         if self._now is None:
             self._set(self._initial())
         elif self._steps.place != self._parameters.place:
@@ -498,7 +507,7 @@ class Guard:
         self._steps.state = self._drift.adapted(self._steps.state, self._steps.steps)
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
-            self._drift.report(drift, self._steps.removed.share())
+            self._drift.report(drift, self._steps.removed.stats().share)
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
@@ -538,13 +547,19 @@ class Guard:
             self._generators[1],
             self._prepare,
             self._check_drift,
-            self._warn_of_unprotected,
+            self._look_at,
             self._column_ranks,
             self._shows_progress,
         )
 
     def _warn_of_unprotected(self) -> None:
         self._coverage.warn(self._model.module, self._steps.optimizers, self.names)
+
+    def _look_at(self, optimizer: Optimizer) -> None:
+        """Warn of what an optimizer trains and the guard does not protect."""
+        self._warn_of_unprotected()
+        replaced = self._parameters.replaced_in(self._model.module, optimizer)
+        self._coverage.warn_of_replaced(replaced)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -567,15 +582,19 @@ class Guard:
         """Whether there may be a bar; of several processes one has it."""
         return self.progress and (self.ranks is None or self.ranks.rank == 0)
 
-    def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
+    def _task_data(self, loader: Any, aside: Reservoir | None) -> TaskData | SharedTaskData:
+        """The samples of a loader, of which some are set aside on the way."""
+        common = loader, self._unpack, self._generators[0]
+        if self.ranks is None:
+            return TaskData(*common, aside)
+        return SharedTaskData(*common, self.ranks, aside)
+
+    def _with_task(self, now: Snapshot, loader: Any, held_out: Any = None) -> Snapshot:
         """One more task stored."""
-        chooses, number = self._generators[0], now.tasks + 1
+        number = now.tasks + 1
         aside = self._drift.reservoir(number)
-        data: TaskData | SharedTaskData = (
-            TaskData(loader, self._unpack, chooses, aside)
-            if self.ranks is None
-            else SharedTaskData(loader, self._unpack, chooses, self.ranks, aside)
-        )
+        data = self._task_data(loader, aside if held_out is None else None)
+        checked = data if held_out is None else self._task_data(held_out, aside)
         chooses_storage = self._asked is None and self.method.demand() is not None
         if self._budget is not None and chooses_storage and not now.tasks:
             now = self._with_chosen_storage(now, data)
@@ -606,7 +625,7 @@ class Guard:
                 warn_caller(f"task {number}: {note}")
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
-        kept = self._drift.keep(now.kept, number, data)
+        kept = self._drift.keep(now.kept, number, checked)
         return Snapshot(state, storage, number, now.steps, notes, self._random(), kept)
 
     def _with_chosen_storage(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import local, local_slices
 from forgetless.linalg import Growth, Layout, is_under
-from forgetless.support.validation import ConfigError, require
+from forgetless.support.validation import ConfigError, beginnings, require
 from forgetless.tangent import chosen_names, require_one_precision
 
 
@@ -249,6 +249,14 @@ class Parameters:
                     "optimizer that trains it"
                 )
 
+    def replaced_in(self, module: nn.Module, optimizer: Optimizer) -> str | None:
+        """A protected parameter that a model lost, if an optimizer trains others of the model."""
+        own, mine = dict(module.named_parameters()), set(map(id, self.tensors))
+        pairs = zip(self.names, self.tensors, strict=True)
+        lost = next((name for name, tensor in pairs if own.get(name) is not tensor), None)
+        trains = not _trained([optimizer]).isdisjoint(set(map(id, own.values())) - mine)
+        return lost if trains else None
+
     def growth(self, new: Self) -> Growth:
         """From these parameters to those of a model that has more rows or more parameters.
 
@@ -333,7 +341,7 @@ def chosen_parameters(module: nn.Module, params: Params, exclude: Sequence[str])
     require(isinstance(exclude, Iterable), "exclude", exclude, _PREFIXES)
     for prefix in exclude:
         fits = isinstance(prefix, str) and _names_under(module, [prefix])
-        require(bool(fits), "exclude", prefix, _PREFIXES)
+        require(bool(fits), "exclude", prefix, _PREFIXES, beginnings(own))
     excluded = _names_under(module, exclude)
     return tuple(name for name in chosen if name not in excluded)
 

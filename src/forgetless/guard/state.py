@@ -310,7 +310,7 @@ def storage_of(storage: str | Storage | None, max_rank: int | None) -> Storage:
     if not isinstance(storage, Storage):
         accepted = f"{', '.join(map(repr, STORAGES))} or a Storage"
         known = storage is None or (isinstance(storage, str) and storage in STORAGES)
-        require(known, "storage", storage, accepted)
+        require(known, "storage", storage, accepted, STORAGES)
         storage = STORAGES[storage or "dense"]
     return storage if max_rank is None else replace(storage, max_rank=max_rank)
 

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from forgetless.llm.prompts import check_pair, checked_prompts, encoded_prompts, equal_lengths
 from forgetless.support.files import write_atomically
+from forgetless.support.progress import advance, bar_on_terminal
+from forgetless.support.provenance import digest_of
 from forgetless.support.validation import ConfigError, DataError, first_line, whole
 from forgetless.tangent import eval_mode
-from forgetless.trace.experiment import digest_of
 
 _FORMAT = 1
 _IGNORED = -100  # the label that transformers' losses leave out
@@ -128,16 +127,10 @@ def _generated(
     said: list[list[int]] = [[] for _ in asked]
     # Prompts of about one length together need little padding.
     order = sorted(range(len(asked)), key=lambda i: len(asked[i]))
-    console = Console(stderr=True)
-    groups = track(
-        [order[start : start + batch_size] for start in range(0, len(order), batch_size)],
-        "answers",
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with eval_mode(model), torch.no_grad(), _greedy(model):
-        for numbers in groups:
+    groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    with eval_mode(model), torch.no_grad(), _greedy(model), bar_on_terminal("own answers"):
+        for done, numbers in enumerate(groups):
+            advance("answers", done, len(groups))
             longest = max(len(asked[i]) for i in numbers)
             rows = [[padding] * (longest - len(asked[i])) + asked[i] for i in numbers]
             masks = [[0] * (longest - len(asked[i])) + [1] * len(asked[i]) for i in numbers]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from forgetless.llm.answers import OwnAnswers, own_answers
 from forgetless.llm.behaviour import Behaviour, ModelComparison
 from forgetless.llm.prompts import check_pair, checked_prompts, context, equal_lengths, vocabulary
+from forgetless.support.progress import advance, bar_on_terminal
 from forgetless.support.validation import ConfigError, DataError, TrainingError, require
 from forgetless.tangent import eval_mode
 
@@ -19,6 +20,7 @@ BASE = "base"  # the name of the model that the others are compared with
 _WINDOW = 512  # the most tokens of a text that are run together
 
 
+@bar_on_terminal("comparing language models")
 def compare(
     base: nn.Module,
     tuned: nn.Module | Mapping[str, nn.Module],
@@ -103,7 +105,8 @@ def _divergences(models: Mapping[str, nn.Module], said: OwnAnswers) -> dict[str,
     """KL(base ‖ each model) per token of the base model's answers, prompt by prompt."""
     base = next(iter(models.values()))
     found = {name: [0.0] * len(said.answers) for name in models}
-    for batch, numbers in zip(said, said.numbers, strict=True):
+    for done, (batch, numbers) in enumerate(zip(said, said.numbers, strict=True)):
+        advance("how far the answers moved", done, len(said.numbers))
         before = _logits(base, batch["input_ids"])
         for name, model in list(models.items())[1:]:
             after = _logits(model, batch["input_ids"]).to(before.device)

@@ -273,6 +273,8 @@ class Method(ABC, Generic[State]):
         name: in configurations and on the command line.
         label: as people write it; by default the name.
         summary: one line for `forgetless list`.
+        family: "projection", "penalty", "replay" or "reference", which has a hue of its own in
+            figures; others share one.
         protects: whether it does anything against forgetting.
         keeps_directions: whether its state is `Directions`, which have a storage and fit a budget,
             and `update` projects them out.
@@ -297,6 +299,7 @@ class Method(ABC, Generic[State]):
     name: ClassVar[str]
     label: ClassVar[str] = ""
     summary: ClassVar[str] = ""
+    family: ClassVar[str] = ""
     protects: ClassVar[bool] = True
     keeps_directions: ClassVar[bool] = False
     keeps_all_data: ClassVar[bool] = False

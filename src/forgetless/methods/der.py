@@ -59,7 +59,11 @@ class DER(DarkReplay):
     label: ClassVar[str] = "DER"
     summary: ClassVar[str] = "dark experience replay: stored samples keep their former outputs"
     alpha: float = option(
-        0.5, "Weight of the change of outputs.", accepted=real(0), setting="der_alpha"
+        0.5,
+        "Weight of the change of outputs.",
+        accepted=real(0),
+        setting="der_alpha",
+        search=(0.1, 0.2, 0.5, 1.0),
     )
 
     def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
@@ -87,7 +91,11 @@ class DERPP(DarkReplay):
     label: ClassVar[str] = "DER++"
     summary: ClassVar[str] = "DER that follows the stored samples' labels, too"
     alpha: float = option(
-        0.5, "Weight of the change of outputs.", accepted=real(0), setting="der_alpha"
+        0.5,
+        "Weight of the change of outputs.",
+        accepted=real(0),
+        setting="der_alpha",
+        search=(0.1, 0.2, 0.5, 1.0),
     )
     beta: float = option(
         0.5, "Weight of the loss on stored samples.", accepted=real(0), setting="der_beta"

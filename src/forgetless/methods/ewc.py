@@ -49,6 +49,7 @@ class EWC(Method[Elastic]):
     name: ClassVar[str] = "ewc"
     label: ClassVar[str] = "EWC"
     summary: ClassVar[str] = "elastic weight consolidation: a spring on every weight"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     protected_by = "strength"
     needs_model: ClassVar[bool] = False
@@ -57,7 +58,11 @@ class EWC(Method[Elastic]):
     separable: ClassVar[bool] = True
     zero_for_new_weights: ClassVar[bool] = True
     strength: float = option(
-        10.0, "Weight of the penalty.", accepted=real(0), setting="ewc_strength"
+        10.0,
+        "Weight of the penalty.",
+        accepted=real(0),
+        setting="ewc_strength",
+        search=(1.0, 10.0, 30.0, 100.0, 300.0),
     )
     fisher: Literal["mean", "released"] = option(
         "mean",

@@ -72,6 +72,7 @@ class KronEWC(Method[Springs]):
     name: ClassVar[str] = "kron-ewc"
     label: ClassVar[str] = "KronEWC"
     summary: ClassVar[str] = "springs in a Kronecker eigenbasis, as strong as old tasks need"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True
@@ -79,7 +80,11 @@ class KronEWC(Method[Springs]):
     adapts: ClassVar[bool] = True
     state_types: ClassVar[tuple[type, ...]] = (Posterior, Eigenbasis, Axis)
     strength: float = option(
-        3.0, "The least weight of the penalty.", accepted=real(0), setting="kron_strength"
+        3.0,
+        "The least weight of the penalty.",
+        accepted=real(0),
+        setting="kron_strength",
+        search=(0.3, 3.0, 30.0),
     )
     tolerance: float = option(
         0.2,

@@ -15,7 +15,7 @@ from forgetless.support.validation import POSITIVE, option, real
 
 @final
 @dataclass(frozen=True)
-class FormerNetwork:
+class Teacher:
     """The network that the latest task ended with.
 
     Arguments:
@@ -34,7 +34,7 @@ class FormerNetwork:
 
 @final
 @dataclass(frozen=True)
-class LwF(Method[FormerNetwork | None]):
+class LwF(Method[Teacher | None]):
     """Adds λ T² KL(softmax(z / T) ‖ softmax(f(x) / T)) on the present batch to the loss.
 
     z are the outputs of the network that the latest task ended with. Each softmax is over the
@@ -49,13 +49,18 @@ class LwF(Method[FormerNetwork | None]):
     name: ClassVar[str] = "lwf"
     label: ClassVar[str] = "LwF"
     summary: ClassVar[str] = "learning without forgetting: the former outputs on the new samples"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     protected_by = "strength"
     needs_batch: ClassVar[bool] = True
     idle_before_first_task: ClassVar[bool] = True
     reaches_heads = True
     strength: float = option(
-        1.0, "Weight of the distillation.", accepted=real(0), setting="lwf_strength"
+        1.0,
+        "Weight of the distillation.",
+        accepted=real(0),
+        setting="lwf_strength",
+        search=(0.1, 0.3, 1.0, 3.0, 10.0),
     )
     temperature: float = option(
         2.0, "Temperature of the distillation.", accepted=POSITIVE, setting="lwf_temperature"
@@ -68,9 +73,7 @@ class LwF(Method[FormerNetwork | None]):
     def init(self, view: View) -> None:
         """No former network."""
 
-    def update(
-        self, g: Tensor, state: FormerNetwork | None, view: View
-    ) -> tuple[Tensor, FormerNetwork | None]:
+    def update(self, g: Tensor, state: Teacher | None, view: View) -> tuple[Tensor, Teacher | None]:
         """The gradient of loss plus distillation."""
         if state is None:
             return g, state
@@ -92,15 +95,13 @@ class LwF(Method[FormerNetwork | None]):
             total = total + t**2 * kl_div(q, p, reduction="none", log_target=True).sum(-1)
         return total
 
-    def consolidate(
-        self, state: FormerNetwork | None, view: View, task: FinishedTask
-    ) -> FormerNetwork:
+    def consolidate(self, state: Teacher | None, view: View, task: FinishedTask) -> Teacher:
         """The present network becomes the former one."""
         few = task.draw(2)  # batch norm takes no single sample
         with torch.no_grad():
             new = view.competing(view.outputs(few), few)[:, :1]
         if state is None:
-            return FormerNetwork(view.theta.clone(), new)
+            return Teacher(view.theta.clone(), new)
         old = pad(state.outputs, (0, new.shape[-1] - state.outputs.shape[-1]))
         apart = (old & ~new).any(-1)[0]  # alike for all seeds
-        return FormerNetwork(view.theta.clone(), torch.cat([old[:, apart], new], 1))
+        return Teacher(view.theta.clone(), torch.cat([old[:, apart], new], 1))

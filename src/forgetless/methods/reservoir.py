@@ -67,6 +67,7 @@ class ReservoirRehearsal(Rehearsal[ReplayBuffer], ABC):
         batch_size: stored samples in a batch.
     """
 
+    family: ClassVar[str] = "replay"
     acts_on = "gradient"
     protected_by = "buffer"
     needs_batch: ClassVar[bool] = True

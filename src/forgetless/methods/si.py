@@ -59,11 +59,18 @@ class SI(Method[Path]):
     name: ClassVar[str] = "si"
     label: ClassVar[str] = "SI"
     summary: ClassVar[str] = "synaptic intelligence: springs by each weight's part in learning"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     protected_by = "strength"
     needs_model: ClassVar[bool] = False
     separable: ClassVar[bool] = True
-    strength: float = option(1.0, "Weight of the penalty.", accepted=real(0), setting="si_strength")
+    strength: float = option(
+        1.0,
+        "Weight of the penalty.",
+        accepted=real(0),
+        setting="si_strength",
+        search=(0.1, 1.0, 10.0, 100.0),
+    )
     damping: float = option(
         0.1, "Square of a weight's way that counts little.", accepted=POSITIVE, setting="si_damping"
     )

@@ -17,10 +17,11 @@ from forgetless.methods import Samples
 from forgetless.methods.state import check_unchanged, restored_state, state_marks, state_tensors
 from forgetless.subspace import Storage
 from forgetless.support import signals
+from forgetless.support.provenance import digest_of
 from forgetless.support.validation import ForgetlessError, ForgetlessWarning, TraceError, first_line
 from forgetless.trace import Trace, is_complete, is_trace, load_trace
 from forgetless.trace.checkpoint import CHECKPOINTS, Checkpoint, Store
-from forgetless.trace.experiment import changed_parts, changed_settings, digest_of
+from forgetless.trace.experiment import changed_parts, changed_settings
 from forgetless.training.learner import HeldOut, Learner, TaskProgress
 from forgetless.training.optimizers import TorchOptimizer
 

@@ -78,9 +78,9 @@ class GuardCarrier:
             raise ConfigError("there is no guard yet: it is made when training begins")
         return self._guard
 
-    def end_task(self, loader: Any) -> None:
+    def end_task(self, loader: Any, held_out: Any = None) -> None:
         """Store the task that was just learned, on data that `Guard.end_task` takes."""
-        self.guard.end_task(loader)
+        self.guard.end_task(loader, held_out)
 
     def stats(self) -> Stats:
         """How much of this training's steps was removed; after its end, of the finished task's."""
