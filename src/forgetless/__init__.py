@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
     from forgetless.data import FeatureScenario, Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
+    from forgetless.launch.search import Search, load_search, tune
     from forgetless.methods import (
         AGEM,
         EWC,
@@ -72,6 +73,7 @@ __all__ = [
     "Method",
     "Progress",
     "Scenario",
+    "Search",
     "Storage",
     "Task",
     "TensorScenario",
@@ -87,9 +89,11 @@ __all__ = [
     "forecast",
     "forgetting",
     "forward_transfer",
+    "load_search",
     "load_trace",
     "scenario",
     "tangent_features",
+    "tune",
 ]
 
 # Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
@@ -97,6 +101,7 @@ _MODULES = {
     "data": "FeatureScenario Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
+    "launch.search": "Search load_search tune",
     "methods": (
         "AGEM EWC GEM GEMNT GPM OGD PCAOGD SGD SGP AdamNSCL Joint KFACLaplace KronEWC KronOGD "
         "Method View"
