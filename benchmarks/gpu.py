@@ -31,7 +31,8 @@ from forgetless.linalg import project_out
 from forgetless.subspace import DenseSubspace
 from forgetless.subspace.dense import aligned, project_out_rows
 from forgetless.support.provenance import versions
-from forgetless.training.build import ModelFactory, make_learner
+from forgetless.training.build import make_learner
+from forgetless.training.models import ModelFactory
 
 OUT = Path("results/bench/gpu.json")
 SEEDS = 5

@@ -38,7 +38,7 @@ from forgetless.methods import Method
 from forgetless.subspace.dense import project_out_rows
 from forgetless.subspace.eigenbasis import Axis
 from forgetless.support.provenance import versions
-from forgetless.training.build import MLP, LeNet
+from forgetless.training.models import MLP, LeNet
 
 OUT = Path("results/bench")
 DIRECTIONS = (0, 100, 1000)

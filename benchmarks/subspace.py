@@ -29,7 +29,7 @@ from forgetless import tangent_features
 from forgetless.subspace import DENSE, FACTORED, Subspace, empty_subspace
 from forgetless.subspace.dense import project_out_rows
 from forgetless.tangent import stored_bytes
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 OUT = Path("results/bench/subspace.json")
 WIDTHS = (784, 100, 100, 10)

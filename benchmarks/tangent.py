@@ -29,7 +29,7 @@ from torch.nn import functional
 
 import forgetless
 from forgetless.tangent import tangent_features
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 OUT = Path("results/bench/tangent.json")
 COMPONENTS = 100

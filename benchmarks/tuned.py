@@ -26,7 +26,7 @@ from forgetless import TrainingError, average_accuracy, fit, forgetting
 from forgetless.data import build_scenario
 from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
-from forgetless.training.build import ModelFactory
+from forgetless.training.models import ModelFactory
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench" / "tuned.json"
 SCENARIOS = ("rotated-mnist", "permuted-mnist", "split-mnist")

@@ -28,7 +28,7 @@ from forgetless import SGD, Scenario, Task, fit, forecast, scenario
 from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
 from forgetless.theory import TRUSTED, true_class
-from forgetless.training.build import ModelFactory
+from forgetless.training.models import ModelFactory
 
 # All tasks; but eight of the permutations, which are all alike.
 BENCHMARKS = {"rotated-mnist": 15, "permuted-mnist": 8, "split-mnist": 5}

@@ -26,7 +26,7 @@ from forgetless import Progress, Training, fit, scenario
 from forgetless.launch.runs import resolve
 from forgetless.methods import METHODS
 from forgetless.trace import Trace
-from forgetless.training.build import ModelOptions, build_model
+from forgetless.training.models import ModelOptions, build_model
 
 HIDDEN = 30
 SAMPLES_OF_CLASS = 10

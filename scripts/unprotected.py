@@ -42,7 +42,7 @@ from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
 from forgetless.tangent import tangent_features
 from forgetless.trace import Trace
-from forgetless.training.build import ModelFactory
+from forgetless.training.models import ModelFactory
 
 OUT = Path("results/theory/unprotected.json")
 SAMPLES = 100  # of each task, for features and changes

@@ -2,22 +2,29 @@
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from forgetless import Method
+import forgetless
+from forgetless import Method, guard
 from forgetless.launch.runs import setting_fields
 from forgetless.methods import View
 from forgetless.support.validation import flag
 from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
-WITH_PYTHON = [p for p in PAGES if "```python" in p.read_text("utf-8")]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+# `make docs` executes the notebooks.
+WITH_PYTHON = [
+    p for p in PAGES if "```python" in p.read_text("utf-8") and p.parent.name != "notebooks"
+]
 # Options of commands, which are no settings of a run, and of other programs.
 OF_COMMANDS = [
     "--version",
+    "--install-completion",
+    "--show-completion",
     "--data",
     "--out",
     "--overwrite",
@@ -153,3 +160,12 @@ def test_a_guards_step_is_said_to_take_what_was_measured():
         found = re.search(words, text)
         assert found is not None
         assert found.groups() == (f"{min(times):.{digits}f}", f"{max(times):.{digits}f}")
+
+
+def test_the_reference_has_all_public_names():
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    wholes = re.findall(r"automodule:: (\S+)\n   :members:", text)
+    named = {path.rpartition(".")[2] for path in re.findall(r"auto\w+:: (\S+)", text)}
+    named |= {name for package in wholes for name in import_module(package).__all__}
+    assert {"forgetless.theory", "forgetless.llm", "forgetless.report.plots"} < set(wholes)
+    assert {*forgetless.__all__, *guard.__all__} - named == {"__version__"}

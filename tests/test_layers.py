@@ -23,7 +23,7 @@ ROOMS = {
     "launch": "support linalg methods data trace training",
     "report": "support linalg tangent subspace methods theory data trace training launch",
     "paper": "support linalg tangent methods theory data trace training launch report",
-    "llm": "support tangent methods guard trace report",
+    "llm": "support tangent methods guard report",
     "cli": "support methods theory data trace training launch report paper llm",
 }
 

@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forgetless.support.provenance import __version__
+from forgetless.support.validation import did_you_mean
 
 if TYPE_CHECKING:  # what `__getattr__` imports at run time
-    from forgetless.data import Scenario, Task, TensorScenario
+    from forgetless.data import FeatureScenario, Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
     from forgetless.methods import (
@@ -60,6 +61,7 @@ __all__ = [
     "AdamNSCL",
     "ConfigError",
     "DataError",
+    "FeatureScenario",
     "Forecast",
     "ForgetlessError",
     "Guard",
@@ -92,7 +94,7 @@ __all__ = [
 
 # Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
 _MODULES = {
-    "data": "Scenario Task TensorScenario",
+    "data": "FeatureScenario Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
     "methods": (
@@ -113,7 +115,8 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        meant = did_you_mean(name, _HOMES)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -1,8 +1,12 @@
 """The command without a subcommand, its help, and what is imported before a command needs it."""
 
 import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -64,10 +68,88 @@ def test_help_is_help(name, capsys):
     assert err == ""
 
 
-def test_without_arguments_it_says_what_it_can_do(capsys):
-    status, out, _ = command([], capsys)
-    assert status == 0
-    assert "compare" in out
+def test_without_arguments_it_says_what_to_do_next(capsys):
+    status, out, err = command([], capsys)
+    assert (status, err) == (0, "")
+    for word in ("Guard(model", "guard.end_task(", "compare rotated-digits", "doctor", "--help"):
+        assert word in out
+    root = Path(forgetless.__file__).parents[2]
+    named = re.findall(r"docs/\w+\.md", out)
+    assert len(named) == 4
+    assert all((root / page).exists() for page in named)
+    assert len(out.splitlines()) < 20
+    assert max(map(len, out.splitlines())) < 92
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["comapre"], "unknown command 'comapre': did you mean 'compare'? There are list, run,"),
+        (["data", "fetsh"], "unknown command 'fetsh': did you mean 'fetch'?"),
+        (["paper", "bild", "all"], "unknown command 'bild': did you mean 'build'?"),
+        (["--verison"], "unknown option '--verison': did you mean '--version'?"),
+        (["run", "x", "--epoch", "3"], "unknown option '--epoch': did you mean '--epochs'?"),
+        (["run", "x", "--zzzz"], "unknown option '--zzzz'; --help shows all"),
+        (["data", "fetch", "minst"], "unknown dataset 'minst': did you mean 'mnist'?"),
+        (["paper", "build", "tabel1"], "unknown artefact 'tabel1': did you mean 'table1'?"),
+        (["paper", "build", "all", "--scale", "smal"], "not 'smal': did you mean 'small'?"),
+        (["compare", "rotated-digits", "--engine", "rya"], "not 'rya': did you mean 'ray'?"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--log", "wandb,tensorbord"],
+            "not 'tensorbord': did you mean 'tensorboard'?",
+        ),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--keep", "weight"],
+            "not 'weight': did you mean 'weights'?",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("elsewhere")
+def test_a_wrong_name_is_one_sentence_with_the_nearest(words, message, capsys):
+    status, out, err = command(words, capsys)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.startswith("forgetless: ")
+    assert len(err.splitlines()) == 1
+
+
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+THRICE = """
+import os, sys
+from forgetless.cli import main
+words = "compare rotated-digits --methods sgd,ewc --tasks 2 --epochs 1 --no-analyse --overwrite"
+for changed in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+    os.environ.update(changed)
+    try:
+        main([*words.split(), "--out", sys.argv[1]])
+    except SystemExit as ended:
+        assert not ended.code
+    print("=====", flush=True)
+"""
+
+
+def test_no_colour_where_none_is_wanted(tmp_path):
+    """On a terminal; NO_COLOR leaves bold type, a dumb terminal has not even that."""
+    ours, theirs = pty.openpty()
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-c", THRICE, str(tmp_path)],
+        stdout=theirs, stderr=theirs, env=clean | {"TERM": "xterm"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # Linux says so at the end of a terminal
+            while more := os.read(ours, 4096):
+                shown += more
+    os.close(ours)
+    assert process.returncode == 0
+    parts = shown.split(b"=====")[:3]
+    codes = [{int(n) for c in COLOUR.findall(p) for n in c[2:-1].split(b";") if n} for p in parts]
+    has_colour = [any(30 <= n <= 49 or n >= 90 for n in found) for found in codes]
+    assert has_colour == [True, False, False]
+    assert [bool(found) for found in codes] == [True, True, False]
 
 
 def test_version(capsys):

@@ -254,10 +254,13 @@ def test_list_shows_the_options_of_a_method(capsys):
         (["--method", "my_file.py:Outside"], "the name of Outside must be letters, digits and"),
         (["--method", "my_file.py:NoDataclass"], "NoDataclass has no consolidate, update"),
         (["--method", "my_file.py:Needy"], "needy needs --set strength=…"),
-        (["--method", "pca-odg"], "unknown method 'pca-odg' (did you mean pca-ogd?)"),
+        (
+            ["--method", "pca-odg"],
+            "unknown method 'pca-odg': did you mean 'pca-ogd'? There are",
+        ),
         (
             ["--method", "my_file.py:Shrink", "--set", "treshold=1"],
-            "unknown option of Shrink 'treshold' (did you mean threshold?); there are threshold,",
+            "unknown option of Shrink 'treshold': did you mean 'threshold'? There are threshold,",
         ),
         (["--method", "my_file.py:Shrink", "--set", "threshold=x"], "must be a number, not 'x'"),
         (["--method", "my_file.py:Shrink", "--set", "lr=0.5"], "lr must be a whole number"),
@@ -272,7 +275,7 @@ def test_list_shows_the_options_of_a_method(capsys):
         (["--method", "sgd", "--set", "a=1"], "unknown option of sgd 'a'; there are none"),
         (["--method", "sgd", "--set", "a"], "--set must be NAME=VALUE"),
         (["--method", "sgd", "--model", "my_file.py:Unlike"], "must be a torch.nn.Module or a"),
-        (["--method", "sgd", "--model", "mpl"], "unknown model 'mpl' (did you mean mlp?)"),
+        (["--method", "sgd", "--model", "mpl"], "unknown model 'mpl': did you mean 'mlp'?"),
     ],
 )
 def test_mistakes_are_one_sentence(words, sentence, folder, capsys):
@@ -289,7 +292,7 @@ def test_mistakes_are_one_sentence(words, sentence, folder, capsys):
     [
         ("my_file.py:Net", "the scenario"),
         ("my_file.py:Unlike", "must be a Scenario or a function that returns one"),
-        ("rotated-digit", "unknown scenario 'rotated-digit' (did you mean rotated-digits?)"),
+        ("rotated-digit", "unknown scenario 'rotated-digit': did you mean 'rotated-digits'?"),
     ],
 )
 def test_mistakes_in_scenarios_are_one_sentence(scenario, sentence, capsys):

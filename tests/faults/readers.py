@@ -35,10 +35,12 @@ from forgetless import (
     Trace,
     load_trace,
 )
+from forgetless.data import features
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
 from forgetless.guard.frameworks.base import FILE, GuardCarrier
-from forgetless.support.validation import ForgetlessError, ForgetlessWarning
+from forgetless.launch.search import SEARCH_FILE, best_configs, load_search, tune
+from forgetless.support.validation import DataError, ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
 from forgetless.training.resume import Saver
@@ -186,6 +188,22 @@ def _cifar_binary() -> Reader:
     return Reader(read, row * N_IMAGES)
 
 
+def _stored_features(folder: Path) -> Reader:
+    file = folder / "features.safetensors"
+    expected = torch.arange(12.0).view(4, 3)
+    features._write(file, expected)
+
+    def read(content: bytes) -> object:
+        file.write_bytes(content)
+        found = features._read(file, 4)
+        if found is None:
+            raise DataError("damaged features are made again")
+        assert found.equal(expected)
+        return found
+
+    return Reader(read, file.read_bytes(), _tensor_spoiler)
+
+
 class _Runs:
     """What must not happen: it counts how often something in a pickle was run."""
 
@@ -231,6 +249,20 @@ def _trace_record(folder: Path) -> Reader:
         return load_trace(file.parent)
 
     return Reader(read, sound, _json_spoiler)
+
+
+def _search(folder: Path) -> Reader:
+    """The file of a search, read as `compare --best` does."""
+    grid = {"lr": (0.05, 0.1), "ewc_strength": (10.0, 100.0)}
+    quick = {"tasks": 1, "epochs": 1, "train_per_class": 4, "validation_per_class": 1}
+    found = tune("rotated-digits", ["sgd", "ewc"], grid=grid, out=folder / "search", **quick)
+    file = folder / "search" / SEARCH_FILE
+
+    def read(content: bytes) -> object:
+        file.write_bytes(content)
+        return best_configs(load_search(file), "rotated-digits", None, {"seeds": "5"}, {})
+
+    return Reader(read, found.as_text().encode(), _json_spoiler)
 
 
 def _trace_weights(folder: Path) -> Reader:
@@ -368,8 +400,10 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             "IDX, gzipped": _gzipped_idx(),
             "CIFAR-100, binary": _cifar_binary(),
             "CIFAR-100, Python": _cifar_python(),
+            "features": _stored_features(folder),
             "trace, record": _trace_record(folder),
             "trace, weights": _trace_weights(folder),
+            "search": _search(folder),
             **{
                 f"checkpoint, {p}": _checkpoint(folder, p)
                 for p in ("manifest", "progress", "memory")

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW
 
 from forgetless import Guard, Training, fit
 from forgetless.support.streams import global_stream, stream
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 from tests.methods.test_all_methods import TABLE
 
 SEED = 3

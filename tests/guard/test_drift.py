@@ -14,7 +14,19 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless.guard.drift as module_under_test
-from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, KronOGD
+from forgetless import (
+    AGEM,
+    EWC,
+    GEM,
+    OGD,
+    PCAOGD,
+    SGD,
+    ConfigError,
+    Guard,
+    Joint,
+    KronEWC,
+    KronOGD,
+)
 from forgetless.guard import TaskDrift
 from tests.methods.test_all_methods import TABLE
 from tests.methods.test_own_methods import METHODS as OWN
@@ -315,6 +327,36 @@ def test_a_damaged_state_is_rejected(change):
         guard.load_state_dict(state)
 
 
+def test_held_out_samples_take_the_place_of_training_samples():
+    """The drift is of these, as autograd in the test computes it; the method sees none of them."""
+    x, y = task(3)
+    (plain, fast), (model, optimizer) = (
+        (m := mlp(), torch.optim.SGD(m.parameters(), 0.1)) for _ in "ab"
+    )
+    usual, guard = Guard(plain, fast, OGD(20)), Guard(model, optimizer, OGD(20), drift_samples=30)
+    usual.end_task(task(0))
+    guard.end_task(task(0), held_out=[(x, y)])
+    before = model(x).detach()
+    stored = guard.state_dict()
+    for name, tensor in usual.state_dict().items():
+        if name.startswith("state"):
+            assert torch.equal(stored[name], tensor)
+    train(model, optimizer, task(1), steps=20)
+    moved = (model(x).detach() - before).double()
+    moved, spread = moved - moved.mean(1, keepdim=True), before.double()
+    spread = spread - spread.mean(1, keepdim=True)
+    expected = moved.square().sum() / (spread - spread.mean(0)).square().sum()
+    (found,) = guard.drift().tasks
+    assert found.drift == pytest.approx(float(expected), rel=1e-4)
+    assert found.loss == pytest.approx(cross_entropy(model(x), y).item(), rel=1e-4)
+    again = Guard(
+        model, optimizer := torch.optim.SGD(model.parameters(), 0.1), OGD(20), drift_samples=0
+    )
+    with pytest.raises(ConfigError, match="held_out= is for the drift check"):
+        again.protect(task(0), held_out=task(3))
+    assert again.tasks == 0
+
+
 def test_refreshed_directions_still_drift_from_the_end_of_the_task():
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -499,6 +541,18 @@ def test_a_guard_that_does_about_nothing_says_so_where_no_drift_is_measured():
     guard.end_task(task(2))
 
 
+def test_a_penalty_that_adds_about_nothing_says_so_where_no_drift_is_measured():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = Guard(model, optimizer, EWC(1e-3), drift_samples=0)
+    guard.end_task(task(0))
+    train(model, optimizer, task(1), steps=120)
+    words = r"added to the gradients is only 0\.\d% as long .* set strength above 0\.001 to"
+    with pytest.warns(UserWarning, match=words) as w:
+        guard.end_task(task(1))
+    assert len(w) == 1
+
+
 def learned_under(method, **options):
     """A perceptron on digits, and then on digits that lie on their side."""
     model = seeded(lambda: nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)))
@@ -527,6 +581,15 @@ def test_a_task_that_is_learned_poorly_is_told_of():
     assert guard.stats().blocked < 0.95  # at which another warning says so
     assert len(caught) == 1
     assert [w.filename for w in caught] == [__file__]
+
+
+def test_a_penalty_that_lets_nothing_be_learned_is_told_of():
+    words = r"task 2 is learned poorly .* the penalty's gradient was \d\.?\d? times as long as the"
+    with pytest.warns(UserWarning, match=words) as caught:
+        accuracy, guard = learned_under(KronEWC(1e5, samples=600))
+    assert accuracy < 0.7
+    assert guard.stats().pull > 1
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("method", [KronOGD(samples=600), EWC(100)], ids=["kron-ogd", "ewc"])

@@ -22,7 +22,7 @@ from forgetless import (
     Storage,
 )
 from forgetless.support.validation import format_bytes
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 from ..tangent.reference import by_loop
 from .problems import exact_basis, flat, guarded, mlp, seeded, task, train, wander
@@ -90,20 +90,50 @@ def test_what_the_steps_would_have_learned():
 
 
 @pytest.mark.parametrize("method", [EWC(strength=50), OGD(20)], ids=["ewc", "ogd"])
-def test_going_up_along_minus_the_loss_is_blocked_alike(method):
+def test_going_up_along_minus_the_loss_is_weighed_alike(method):
     found = []
     for sign in (1, -1):
         make = partial(optim.SGD, lr=0.05, maximize=sign < 0)
         model, optimizer, guard = guarded(method=method, optimizer=make)
-        assert guard.stats().blocked is None
+        assert guard.stats().blocked is guard.stats().pull is None
         x, y = task(1)
         for _ in range(21):
             optimizer.zero_grad()
             (sign * nn.functional.cross_entropy(model(x), y)).backward()
             optimizer.step()
-        found.append(guard.stats().blocked)
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
-    assert 0.01 < found[0] < 1
+        found.append(guard.stats())
+    assert [stats.blocked is None for stats in found] == 2 * [method.acts_on == "gradient"]
+    assert [stats.pull is None for stats in found] == 2 * [method.acts_on == "update"]
+    weighed = [stats.blocked or stats.pull for stats in found]
+    assert weighed[0] == pytest.approx(weighed[1], rel=1e-3)
+    assert 0.01 < weighed[0] < 1
+
+
+def test_the_pull_of_a_penalty():
+    """Of EWC's springs, by their formula, at the first step and the eleventh."""
+    model, optimizer, guard = guarded(method=EWC(strength=500.0))
+    x, y = task(0)
+    anchor, fisher = flat(model), 0
+    for i in range(len(x)):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        fisher = fisher + torch.cat([p.grad.flatten() for p in model.parameters()]).double() ** 2
+    sums = torch.zeros(2).double()
+    x, y = task(1)
+    for number in range(15):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        penalty = 500 * fisher / 30 * (flat(model) - anchor)
+        if number in (0, 10):
+            sums += torch.stack([gradient @ gradient, penalty @ penalty])
+        optimizer.step()
+    stats = guard.stats()
+    assert stats.pull == pytest.approx(float((sums[1] / sums[0]).sqrt()), rel=1e-3)
+    assert stats.pull > 0.1
+    assert guard.metrics()["pull"] == stats.pull
+    assert f"pull {stats.pull:.3g}: what was added" in str(stats)
+    assert "blocked" not in guard.metrics()
 
 
 def test_the_numbers_of_a_penalty_until_the_next_step():
@@ -111,12 +141,12 @@ def test_the_numbers_of_a_penalty_until_the_next_step():
     assert str(guard.stats()).startswith("strength 3\nno step yet since the latest task")
     train(model, optimizer, task(1), steps=3)
     stats = guard.stats()
-    assert stats.blocked is not None
+    assert stats.pull is not None
     guard.end_task(task(1))
     kept = guard.stats()
-    assert (kept.blocked, kept.method, kept.tasks) == (stats.blocked, stats.method, 2)
+    assert (kept.pull, kept.method, kept.tasks) == (stats.pull, stats.method, 2)
     train(model, optimizer, task(2))
-    assert guard.stats().drift != kept.drift or guard.stats().blocked != kept.blocked
+    assert guard.stats().drift != kept.drift or guard.stats().pull != kept.pull
 
 
 def test_stats_of_steps_of_nothing():

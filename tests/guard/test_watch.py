@@ -168,6 +168,33 @@ def test_a_head_that_another_optimizer_trains_is_told_of_while_it_trains():
     guard.end_task(task(1))
 
 
+REPLACED = r"^2\.weight, which the guard protects, is no longer a parameter of the model"
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["new optimizer", "new group"])
+def test_a_layer_that_was_replaced_is_told_of_while_it_trains(added):
+    model = mlp()
+    old = optim.SGD(model.parameters(), lr=0.05)
+    guard = Guard(model, old, OGD(20))
+    guard.end_task(task(0))
+    model[2] = nn.Linear(model[2].in_features, model[2].out_features)
+    new = old
+    if added:
+        old.add_param_group({"params": model[2].parameters()})
+    else:
+        new = optim.SGD(model[2].parameters(), lr=0.05)
+    with pytest.warns(ForgetlessWarning, match=REPLACED) as w:
+        train(model, new, task(1), steps=20)
+    assert len(w) == 1
+
+
+def test_what_was_replaced_and_is_not_trained_says_nothing():
+    model, _, _ = guarded()
+    model[2] = nn.Linear(model[2].in_features, model[2].out_features)
+    other = mlp()
+    train(other, optim.SGD(other.parameters(), lr=0.1), task(1), steps=20)
+
+
 def loaded(model):
     other = mlp()
     train(other, optim.SGD(other.parameters(), lr=0.1), task(3), steps=2)

@@ -76,11 +76,11 @@ def test_other_seeds_are_refused(text):
     [
         (
             ("rotated-dogs", "sgd", {}),
-            "unknown scenario 'rotated-dogs' .did you mean rotated-digits.*there are",
+            "unknown scenario 'rotated-dogs': did you mean 'rotated-digits'.*There are",
         ),
         (
             ("rotated-digits", "adam", {}),
-            "unknown method 'adam' .* there are sgd",
+            "unknown method 'adam': did you mean 'adam-nscl'. There are sgd",
         ),
         (("rotated-digits", "sgd", {"speed": 1}), "unknown setting 'speed'"),
         (

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from forgetless import Guard, Training, fit
 from forgetless.support.streams import global_stream, random_subset, stream
-from forgetless.training.build import MLP
+from forgetless.training.models import MLP
 
 FILE = Path(__file__).parents[2] / "examples" / "own_methods.py"
 SEED, LR, EPOCHS, BATCH = 3, 0.05, 2, 16

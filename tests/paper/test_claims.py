@@ -12,8 +12,8 @@ from forgetless.paper.claims.base import (
     judged,
     over_protocols,
 )
-from forgetless.paper.numbers import standard_error
 from forgetless.paper.printed import FINAL, TABLE1
+from forgetless.support.statistics import standard_error
 
 
 def finding(words, *, lacks=(), **data):

@@ -6,8 +6,8 @@ import torch
 from forgetless.paper.benchmarks import Run
 from forgetless.subspace import FactoredSubspace
 from forgetless.subspace.factored import Atoms
-from forgetless.training.build import build_model
 from forgetless.training.fit import fit
+from forgetless.training.models import build_model
 
 
 @pytest.mark.parametrize("method", ["ogd", "pca-ogd"])

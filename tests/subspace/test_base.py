@@ -25,7 +25,7 @@ from forgetless.subspace import (
 )
 from forgetless.support.validation import DataError
 from forgetless.tangent import Batch, features_of, tangent_features
-from forgetless.training.build import MLP, LeNet
+from forgetless.training.models import MLP, LeNet
 
 from ..tangent import networks as net
 from ..tangent.reference import built, by_loop, integers, random

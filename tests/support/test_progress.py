@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -35,6 +36,52 @@ def test_a_bar_appears_only_after_some_time(patience, is_shown):
     assert ("storing task 3: eigenvectors" in console.file.getvalue()) == is_shown
 
 
+def shown_on_a_terminal(code: str, **variables: str) -> bytes:
+    """What a program writes to standard error, if that is a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=theirs, env=environment | variables
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # Linux says so at the end of a terminal
+            while more := os.read(ours, 4096):
+                shown += more
+    os.close(ours)
+    assert process.returncode == 0
+    return shown
+
+
+IMPATIENT = """
+import torch, forgetless
+from forgetless.support import progress
+progress.bar_on_terminal.__wrapped__.__kwdefaults__["patience"] = 0.0
+from forgetless import OGD, SGD, Training, fit
+tasks = forgetless.scenario("rotated-digits", tasks=2, train_per_class=4)
+training = Training(epochs=1)
+"""
+LONG = {
+    "fit": ("fit(tasks, OGD(samples=5), training=training)", b"OGD: task 2 of 2"),
+    "an observer": ("fit(tasks, SGD(), training=training, observer=lambda p: None)", None),
+    "forecast": (
+        "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+        "one, other = (tasks.task(t, [0]).train for t in (0, 1))\n"
+        "pairs = [(s.inputs, s.labels) for s in (one, other)]\n"
+        "forgetless.forecast(model, *pairs, lr=0.01, epochs=1)",
+        b"forecast: training the linearised network",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_what_may_take_long_shows_a_bar_on_a_terminal(what):
+    call, expected = LONG[what]
+    shown = shown_on_a_terminal(IMPATIENT + call)
+    assert shown == b"" if expected is None else expected in shown
+
+
 STORING = """
 import torch, forgetless
 from forgetless.support import progress
@@ -49,20 +96,7 @@ guard.end_task((torch.randn(8, 3), torch.zeros(8, dtype=torch.long)))
 @pytest.mark.parametrize("progress", [True, False])
 @pytest.mark.parametrize("color", [True, False])
 def test_a_guard_shows_a_bar_on_a_terminal_if_wanted(progress, color):
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    environment.pop("NO_COLOR", None)
-    environment |= {} if color else {"NO_COLOR": "1"}
-    code = STORING.replace("PROGRESS", str(progress))
-    done = subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, check=True)
-    os.close(theirs)
-    shown = b""
-    try:
-        while more := os.read(ours, 4096):
-            shown += more
-    except OSError:  # Linux says so at the end of a terminal
-        pass
-    os.close(ours)
-    assert done.returncode == 0
+    variables = {} if color else {"NO_COLOR": "1"}
+    shown = shown_on_a_terminal(STORING.replace("PROGRESS", str(progress)), **variables)
     assert (b"storing task 1: moments" in shown) == progress
     assert (b"\x1b[33m" in shown) == (progress and color)

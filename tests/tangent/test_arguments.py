@@ -7,7 +7,7 @@ from torch import nn
 
 from forgetless.support.validation import ConfigError, DataError
 from forgetless.tangent import features, tangent_features
-from forgetless.training.build import MLP, LeNet
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import built, integers, random

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forgetless.tangent import tangent_features
-from forgetless.training.build import MLP, LeNet
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import assert_is, built, by_loop, integers, random

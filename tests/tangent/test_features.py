@@ -10,7 +10,7 @@ from torch import nn
 
 from forgetless.tangent import Batch, features_of, tangent_features
 from forgetless.tangent import features as features_module
-from forgetless.training.build import MLP, LeNet
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import CLOSE, assert_is, built, by_loop, integers, random

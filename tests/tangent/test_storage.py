@@ -19,7 +19,7 @@ from forgetless.tangent import (
     tangent_features,
     to_tensors,
 )
-from forgetless.training.build import MLP, LeNet
+from forgetless.training.models import MLP, LeNet
 
 from . import networks as net
 from .reference import assert_is, built, by_loop, integers, random

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from forgetless import OGD, SGD, ConfigError, TensorScenario, Training, fit
-from forgetless.training.build import LeNet, head_of
+from forgetless.training.build import head_of
+from forgetless.training.models import LeNet
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=8)
 

@@ -1,5 +1,9 @@
 """The configuration and the fingerprints of a run: of functions, and of settings without effect."""
 
+import copy
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +14,7 @@ from forgetless.launch.runs import refuse_unused, resolve
 from forgetless.report.analysis import analyse
 from forgetless.trace import differences, same_experiment
 from forgetless.training.build import layers_fingerprint
+from forgetless.training.models import MLP
 from tests.conftest import blobs
 
 SCRIPT = """
@@ -72,3 +77,35 @@ def test_only_plain_sgd_is_forecast():
 def test_other_layers_have_another_fingerprint(other):
     assert layers_fingerprint(nn.Linear(4, 2)) == layers_fingerprint(nn.Linear(4, 2))
     assert layers_fingerprint(nn.Linear(4, 2)) != layers_fingerprint(other)
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, lambda values: [torch.tensor(values)]])
+def test_values_that_a_function_holds_count_number_by_number(kind):
+    """Their text shortens them, and their sums do not tell an order."""
+
+    def holding(values):
+        held = kind(values)
+
+        def made(parameters):
+            assert held is not None
+            return torch.optim.SGD(parameters, lr=0.1)
+
+        return trained(optimizer=made)
+
+    values = list(range(2000))
+    swapped = [*values[:1000], 1001, 1000, *values[1002:]]
+    trace = holding(values)
+    assert same_experiment(trace, holding(values))
+    assert differences(trace, holding(swapped)) == ["the training's settings differ"]
+
+
+def test_the_weights_that_a_function_starts_from_count_number_by_number():
+    network = MLP(6, 5, 3)
+    turned = copy.deepcopy(network)
+    turned.head.weight.data = network.head.weight.data.flip(0)  # the sum stays
+    one, again, other = (
+        fit(blobs(), SGD(), partial(copy.deepcopy, given), training=Training(epochs=1))
+        for given in (network, copy.deepcopy(network), turned)
+    )
+    assert same_experiment(one, again)
+    assert "the model's given weights" in differences(one, other)[0]

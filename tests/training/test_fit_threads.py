@@ -6,9 +6,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 from forgetless import OGD, PCAOGD, SGD, ConfigError, Training, fit
-from forgetless.training.build import MLP, LeNet, make_learner
+from forgetless.training.build import make_learner
 from forgetless.training.fit import Threads
 from forgetless.training.learner import Learner
+from forgetless.training.models import MLP, LeNet
 from forgetless.training.network import Network
 from tests.conftest import blobs
 

@@ -8,16 +8,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forgetless.cli.options import DataFolder
+from forgetless.cli.groups import Group, completing
+from forgetless.cli.options import DataFolder, method_names
 from forgetless.cli.progress import say
 from forgetless.data import SCENARIOS
-from forgetless.data.datasets import fetch, status
+from forgetless.data.datasets import SOURCES, fetch, status
 from forgetless.methods import METHODS, method_class, method_options
 from forgetless.support.plugins import PluginKind, installed, plugin
 from forgetless.support.validation import ConfigError
-from forgetless.training.build import MODELS
+from forgetless.training.models import MODELS
 
 data_app = typer.Typer(
+    cls=Group,
     help="Show which datasets are on disk, or fetch one.",
     add_completion=False,
     rich_markup_mode=None,
@@ -27,7 +29,11 @@ data_app = typer.Typer(
 def list_command(
     method: Annotated[
         str | None,
-        typer.Argument(metavar="[METHOD]", help="A method whose options to show instead."),
+        typer.Argument(
+            metavar="[METHOD]",
+            help="A method whose options to show instead.",
+            autocompletion=completing(method_names),
+        ),
     ] = None,
 ) -> None:
     """Show the scenarios, methods and models, built-in and installed ones."""
@@ -64,7 +70,13 @@ def _show_options(name: str) -> None:
     for setting, field in method_options(name).items():
         default = "required" if field.default is MISSING else f"default: {field.default}"
         choices = " or ".join(field.metadata.get("choices", ()))
-        text = " ".join(filter(None, (field.metadata.get("help", ""), choices and f"{choices}.")))
+        tried = ", ".join(f"{value:g}" for value in field.metadata.get("search", ()))
+        parts = (
+            field.metadata.get("help", ""),
+            choices and f"{choices}.",
+            tried and f"tune tries {tried}.",
+        )
+        text = " ".join(filter(None, parts))
         say(f"  --set {setting}=…".ljust(32) + f"{text} [{default}]".lstrip())
 
 
@@ -85,7 +97,9 @@ def data_command(context: typer.Context, data: DataFolder = None) -> None:
 @data_app.command("fetch")
 def fetch_command(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The dataset.")],
+    name: Annotated[
+        str, typer.Argument(help="The dataset.", autocompletion=completing(lambda: SOURCES))
+    ],
     data: DataFolder = None,
 ) -> None:
     """Check that a dataset is on disk and intact; download it if it is not."""

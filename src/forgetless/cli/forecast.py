@@ -96,25 +96,23 @@ def forecast_command(
         chosen = _method_of(method, trace, values_to_set(to_set or [], [method])[method])
         methods[chosen.label or chosen.name] = method_step(rebuilt, chosen, trace, number, source)
     known, coming = (tasks.task(t - 1, [number]) for t in (source, target))
-    with Console(stderr=True).status("forecast") as status:
-        result = forecast(
-            model,
-            samples_of(known.test),
-            samples_of(coming.train),
-            lr=lr if lr is not None else training.lr,
-            epochs=epochs if epochs is not None else training.epochs,
-            batch_size=training.batch_size,
-            source_classes=tasks.competing(source - 1, target - 1),
-            target_classes=tasks.competing(target - 1),
-            components=counts,
-            remember=samples_of(known.train),
-            samples=_samples(trace.scenario),
-            exclude=rebuilt.out_of_reach(model),
-            methods=methods,
-            quick=quick,
-            seed=number,
-            on_stage=status.update,
-        )
+    result = forecast(
+        model,
+        samples_of(known.test),
+        samples_of(coming.train),
+        lr=lr if lr is not None else training.lr,
+        epochs=epochs if epochs is not None else training.epochs,
+        batch_size=training.batch_size,
+        source_classes=tasks.competing(source - 1, target - 1),
+        target_classes=tasks.competing(target - 1),
+        components=counts,
+        remember=samples_of(known.train),
+        samples=_samples(trace.scenario),
+        exclude=rebuilt.out_of_reach(model),
+        methods=methods,
+        quick=quick,
+        seed=number,
+    )
     _warn_of_other_training(training)
     if as_json:
         names = {"scenario": trace.scenario, "source": source, "target": target, "seed": number}

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 
+from forgetless.cli.groups import Group
 from forgetless.support import signals
 from forgetless.support.provenance import __version__, mistake_in
 from forgetless.support.validation import (
@@ -20,6 +21,7 @@ from forgetless.support.validation import (
     ForgetlessWarning,
     TrainingError,
     UserCodeError,
+    did_you_mean,
 )
 
 # Name → module, attribute (a function or a Typer application) and its line in the help.
@@ -27,12 +29,30 @@ _COMMANDS = {
     "list": ("catalogue", "list_command", "Show the scenarios, methods and models."),
     "run": ("training", "run_command", "Train one method on the tasks of SCENARIO."),
     "compare": ("training", "compare_command", "Train several methods and compare them."),
+    "tune": ("tune", "tune_command", "Choose settings of methods on held-out images."),
     "forecast": ("forecast", "forecast_command", "Predict what learning the next task will do."),
     "estimate": ("estimate", "estimate_command", "Say what protecting a model on disk will cost."),
     "report": ("report", "report_command", "Write an HTML report of runs."),
     "data": ("catalogue", "data_app", "Show which datasets are on disk, or fetch one."),
     "paper": ("paper", "paper_app", "Rebuild the paper's tables, figures and verdicts."),
+    "doctor": ("doctor", "doctor_command", "Say what is installed here, and what is missing."),
 }
+_WELCOME = """\
+forgetless: networks that forget less, and why they forget.
+
+Keep what your own model has learned, in your own training loop:
+  guard = forgetless.Guard(model, optimizer)    then train as before
+  guard.end_task(loader)                        a task is learned: remember it
+  docs/guard.md explains it; docs/llm.md is about language models.
+
+Compare methods, on benchmarks or on your own data:
+  forgetless compare rotated-digits             five methods in a minute or two, and a page
+  forgetless list                               scenarios, methods and models to run
+  docs/usage.md explains it; docs/methods.md says which method to take.
+
+  forgetless doctor                             what is installed here, and what is missing
+  forgetless --help                             all commands
+"""
 _MISTAKE = 3  # in a user's code, or here
 _DEBUG = "FORGETLESS_DEBUG"
 _INTERRUPTED = 130
@@ -47,11 +67,13 @@ _UsageError: type[Exception] = next(
 
 
 @final
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A group that knows its commands by name and help line, and imports one when it is used.
 
     The commands need torch, which takes seconds to import; `--help` and `--version` do not.
     """
+
+    _completes_names = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -59,7 +81,9 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
-        module, attribute, _ = _COMMANDS[cmd_name]
+        module, attribute, line = _COMMANDS[cmd_name]
+        if self._completes_names:
+            return TyperCommand(cmd_name, help=line)
         target = getattr(import_module(f"forgetless.cli.{module}"), attribute)
         if not isinstance(target, typer.Typer):
             single = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -69,6 +93,14 @@ class LazyGroup(TyperGroup):
         command.name = cmd_name
         return command
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The commands that begin so, none of which is imported."""
+        self._completes_names = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._completes_names = False
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
@@ -77,7 +109,7 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     help="Train networks on one task after another and see what they forget.",
-    add_completion=False,
+    add_completion=True,  # two options that install it
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # one column of options reads better than a frame of four
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -92,7 +124,7 @@ def _root(
     if version:
         typer.echo(__version__)
     elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        typer.echo(_WELCOME, nl=False)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -135,10 +167,19 @@ def main(arguments: list[str] | None = None) -> None:
         except (ForgetlessError, OSError) as error:
             _fail(str(error), 2)
         except _UsageError as error:
-            message = error.format_message()  # type: ignore[attr-defined]
-            _fail(f"{message.rstrip('.')}; --help shows what is accepted", 2)
+            _fail(_wrong_usage(error), 2)
         except Exception as error:
             _fail_in_code(error)
+
+
+def _wrong_usage(error: Any) -> str:
+    """The sentence about options or arguments that a command does not take."""
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if type(error).__name__ != "NoSuchOption" or context is None:
+        return f"{error.format_message().rstrip('.')}; --help shows what is accepted"
+    known = [o for p in context.command.params for o in (*p.opts, *p.secondary_opts)]
+    meant = did_you_mean(name, [option for option in known if option.startswith("-")])
+    return f"unknown option {name!r}{meant or '; --help shows all'}"
 
 
 def _require_utf8(arguments: list[str]) -> None:

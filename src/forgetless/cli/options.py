@@ -1,7 +1,7 @@
 """Command-line options: those that commands share, and one for every setting of a run."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import Field
 from pathlib import Path
@@ -9,20 +9,35 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
+from forgetless.cli.groups import completing
 from forgetless.cli.progress import LOGGERS
+from forgetless.data import SCENARIOS
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.launch.runs import ALL_RUNS, Config, describe_default, setting_fields
+from forgetless.launch.search import searchable
 from forgetless.methods import METHODS, method_class, method_options
-from forgetless.support.plugins import short_name, unknown
-from forgetless.support.validation import ConfigError, flag, require
+from forgetless.support.plugins import PluginKind, installed, short_name
+from forgetless.support.validation import ConfigError, flag, require, unknown
+from forgetless.trace import Keep
 
 ENGINES = ("local", "ray")
+
+
+def _with_installed(kind: PluginKind, builtin: Iterable[str]) -> list[str]:
+    return sorted({*builtin, *installed(kind)})
+
+
+def method_names() -> list[str]:
+    """The built-in methods and those of installed packages."""
+    return _with_installed("method", METHODS)
+
 
 Scenario = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO",
         help="The tasks; `forgetless list` shows all. Or your own, my_file.py:tasks.",
+        autocompletion=completing(lambda: _with_installed("scenario", SCENARIOS)),
     ),
 ]
 DataFolder = Annotated[
@@ -73,6 +88,7 @@ Kept = Annotated[
     typer.Option(
         "--keep",
         metavar="all|weights|nothing",
+        autocompletion=completing(lambda: get_args(Keep)),
         help="Tensors stored in the trace: weights and the method's memory, weights, or none.",
     ),
 ]
@@ -91,6 +107,7 @@ Log = Annotated[
         "--log",
         metavar="NAMES",
         help=f"Log accuracies to {', '.join(LOGGERS)} (comma-separated).",
+        autocompletion=completing(lambda: LOGGERS),
         show_default=False,
     ),
 ]
@@ -109,6 +126,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="|".join(ENGINES),
+        autocompletion=completing(lambda: ENGINES),
         help="Train on this machine, or on a Ray cluster.",
     ),
 ]
@@ -135,7 +153,7 @@ Jobs = Annotated[
 @contextmanager
 def engine_for(name: str, address: str | None, jobs: int) -> Iterator[Engine]:
     """The engine that --engine, --address and --jobs ask for."""
-    require(name in ENGINES, "--engine", name, " or ".join(ENGINES))
+    require(name in ENGINES, "--engine", name, " or ".join(ENGINES), ENGINES)
     require(jobs >= 1, "--jobs", jobs, "a number of jobs at a time, at least 1")
     if name == "ray":
         with closing(Cluster(address, jobs)) as cluster:
@@ -155,13 +173,15 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for every setting of a run.
 
     The command's own parameters come first; it receives the settings that were given, by name, as
-    `settings`. A setting that was not given is left to the scenario's preset.
+    `settings`. A setting that was not given is left to the scenario's preset. A parameter of the
+    command that is called as a setting takes the place of its option.
     """
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    taken = {p.name for p in own}
     options = [
         _parameter(name, found)
         for name, found in setting_fields().items()
-        if name not in _ARGUMENTS
+        if name not in _ARGUMENTS and name not in taken
     ]
     names = [p.name for p in options]
 
@@ -191,6 +211,7 @@ def _parameter(name: str, by_method: dict[str, Field[Any]]) -> inspect.Parameter
         help=f"{_help(by_method)} [default: {describe_default(name)}]",
         metavar="|".join(first.metadata["choices"]) or _NAMED.get(name) or _METAVARS.get(kind),
         show_default=False,  # the parser's default is None: not given
+        autocompletion=completing(lambda: first.metadata["choices"]),
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
@@ -238,11 +259,38 @@ def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dic
     return found
 
 
-def _parsed(method: str, name: str, text: str) -> Any:
-    """The value of a method's option, of the type that its field has."""
-    field = method_options(method)[name]
+def grids_from(texts: Sequence[str], methods: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """The values of --grid by option, or by "method:option".
+
+    Arguments:
+        texts: each NAME=VALUE,VALUE,… or METHOD:NAME=VALUE,….
+        methods: names, or plug-ins.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        given, equals, values = text.partition("=")
+        owner, _, name = given.strip().rpartition(":")
+        name = name.replace("-", "_")
+        require(bool(name and equals), "--grid", text, "NAME=VALUES, such as lr=0.01,0.1")
+        parts = [part.strip() for part in values.split(",") if part.strip()]
+        require(
+            bool(parts), "--grid", text, "NAME=VALUES with at least one value, such as lr=0.01,0.1"
+        )
+        where = f"{owner}:{name}" if owner else name
+        require(where not in found, "--grid", text, f"given once for each option, and {where} is")
+        own = [m for m in methods if not owner or owner in (m, short_name(m), method_class(m).name)]
+        kinds = [m for m in own if name in searchable(method_class(m))]
+        read = [_parsed(kinds[0], name, part, "--grid") for part in parts] if kinds else parts
+        found[where] = tuple(read)  # what no method has is rejected with the rest of the grid
+    return found
+
+
+def _parsed(method: str, name: str, text: str, argument: str = "--set") -> Any:
+    """The value of an option of a method or of all runs, of the type that its field has."""
+    own = method_options(method)
+    owner: Any = method_class(method) if name in own else Config
     try:
-        hint = get_type_hints(method_class(method)).get(field.name)
+        hint = get_type_hints(owner).get(own[name].name if name in own else name)
     except NameError:  # of a type that is imported for type checkers only
         hint = None
     kind = _plain(hint)
@@ -250,12 +298,12 @@ def _parsed(method: str, name: str, text: str) -> Any:
         return None
     switches = {"true": True, "yes": True, "false": False, "no": False}
     if kind is bool:
-        require(text.lower() in switches, f"--set {name}", text, "true or false")
+        require(text.lower() in switches, f"{argument} {name}", text, "true or false")
         return switches[text.lower()]
     if kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             accepted = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"--set {name} must be {accepted}, not {text!r}") from None
+            raise ConfigError(f"{argument} {name} must be {accepted}, not {text!r}") from None
     return text

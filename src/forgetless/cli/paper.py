@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forgetless.cli.groups import Group, completing
 from forgetless.cli.options import Address, DataFolder, EngineName, Jobs, engine_for
 from forgetless.cli.progress import Board, say
 from forgetless.launch.engines import local_copy
@@ -19,6 +20,7 @@ from forgetless.paper import ARTEFACTS, Plan, Stage, build, chosen, scale_named,
 from forgetless.support.files import is_shared
 
 paper_app = typer.Typer(
+    cls=Group,
     help="Rebuild the tables, figures and verdicts of the paper that forgetless implements.",
     add_completion=False,
     rich_markup_mode=None,
@@ -69,7 +71,12 @@ def list_command() -> None:
 @paper_app.command("build")
 def build_command(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME…|all", help="`forgetless paper list` shows them.")
+        list[str],
+        typer.Argument(
+            metavar="NAME…|all",
+            help="`forgetless paper list` shows them.",
+            autocompletion=completing(lambda: ["all", *ARTEFACTS]),
+        ),
     ],
     scale: ScaleName = "full",
     seeds: Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated, Any, final
 import typer
 from rich.console import Console
 
+from forgetless.cli.groups import completing
 from forgetless.cli.options import (
     Address,
     Analyse,
@@ -29,6 +30,7 @@ from forgetless.cli.options import (
     Scenario,
     Set,
     engine_for,
+    method_names,
     values_to_set,
     with_config_options,
 )
@@ -53,6 +55,7 @@ from forgetless.launch.runs import (
     refuse_unused,
     resolve,
 )
+from forgetless.launch.search import best_configs, load_search
 from forgetless.report import comparison_table, task_table
 from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save
@@ -60,9 +63,10 @@ from forgetless.support.files import is_shared, without_password, write_atomical
 from forgetless.support.plugins import is_in_file, short_name
 from forgetless.support.validation import ForgetlessError, require
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
-from forgetless.training.build import ModelFactory
+from forgetless.training.models import ModelFactory
 
 _METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
+_SEEDS_OF_BEST = "5"
 
 
 @with_config_options
@@ -71,7 +75,9 @@ def run_command(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="The method against forgetting. Or your own, my_file.py:OWM."
+            "--method",
+            help="The method against forgetting. Or your own, my_file.py:OWM.",
+            autocompletion=completing(method_names),
         ),
     ],
     to_set: Set = None,
@@ -118,6 +124,16 @@ def compare_command(
             metavar="NAMES",
             help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.  "
             f"[default: {_METHODS}]",
+            autocompletion=completing(method_names),
+        ),
+    ] = None,
+    best: Annotated[
+        Path | None,
+        typer.Option(
+            "--best",
+            metavar="FILE",
+            help="Train with the settings that `forgetless tune` chose, a search.json, and 5 "
+            "seeds.  [default methods: all in it]",
         ),
     ] = None,
     to_set: Set = None,
@@ -137,7 +153,10 @@ def compare_command(
     settings: dict[str, Any],
 ) -> None:
     """Train several methods on the tasks of SCENARIO and show the results side by side."""
-    parts = _chosen_runs(scenario, ",".join(methods or [_METHODS]), to_set, settings)
+    if best is None:
+        parts = _chosen_runs(scenario, ",".join(methods or [_METHODS]), to_set, settings)
+    else:
+        parts = _best_runs(best, scenario, methods, to_set, settings)
     _check(parts, settings, keep, checkpoint_every, log)
     started = time.perf_counter()
     shared = out.rstrip("/") if out is not None and is_shared(out) else None
@@ -166,13 +185,34 @@ def _chosen_runs(
     scenario: str, listed: str, to_set: list[str] | None, settings: dict[str, Any]
 ) -> dict[str, Config]:
     """The configuration of each method in --methods, by the name of its folder."""
-    names = [name.strip() for name in listed.split(",") if name.strip()]
+    names = _names(listed)
     own = values_to_set(to_set or [], names)
     configs = [resolve(scenario, name, own[name], **settings) for name in names]
     parts = {config.method_name: config for config in configs}
     distinct = bool(parts) and len(parts) == len(configs)
     require(distinct, "--methods", listed, "one or more different methods, comma-separated")
     return parts
+
+
+def _best_runs(
+    file: Path,
+    scenario: str,
+    methods: list[str] | None,
+    to_set: list[str] | None,
+    settings: dict[str, Any],
+) -> dict[str, Config]:
+    """The configuration of each method with the settings that a search chose, by its folder."""
+    search = load_search(file)
+    names = None if methods is None else _names(",".join(methods))
+    own = values_to_set(to_set or [], names or [of["source"] for of in search.methods.values()])
+    given = {"seeds": _SEEDS_OF_BEST, **settings}
+    configs = best_configs(search, scenario, names, given, own)
+    return {config.method_name: config for config in configs}
+
+
+def _names(listed: str) -> list[str]:
+    """The names in a list of methods."""
+    return [name.strip() for name in listed.split(",") if name.strip()]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Files to tensors (sources) and tensors to tasks (scenarios)."""
 
 from forgetless.data.datasets import SOURCES, ImageSet, load_source
+from forgetless.data.features import FeatureScenario
 from forgetless.data.scenarios import (
     SCENARIOS,
     SETTINGS,
@@ -21,6 +22,7 @@ __all__ = [
     "SCENARIOS",
     "SETTINGS",
     "SOURCES",
+    "FeatureScenario",
     "ImageSet",
     "Scenario",
     "ScenarioOptions",

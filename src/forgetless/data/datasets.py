@@ -22,7 +22,7 @@ from forgetless.data.files import (
     read_idx,
     sha256_of,
 )
-from forgetless.support.validation import ConfigError, DataError
+from forgetless.support.validation import ConfigError, DataError, unknown
 
 # Images (n, channels, height, width) uint8, labels (n,) int64.
 LabelledImages = tuple[Tensor, Tensor]
@@ -334,6 +334,12 @@ def status(data: Folder | None = None) -> list[SourceStatus]:
     return [_status_of(source, named) for source in SOURCES.values()]
 
 
+def searched(data: Folder | None = None) -> list[Path]:
+    """The folders that are searched for datasets, those of packages aside."""
+    named = _named_folder(data)
+    return [_cache_folder()] if named is None else [named, _cache_folder()]
+
+
 def fetch(name: str, data: Folder | None = None, progress: bool | None = None) -> Path:
     """Make sure that a dataset is on disk and intact, and return the folder that has it.
 
@@ -359,7 +365,7 @@ def fetch(name: str, data: Folder | None = None, progress: bool | None = None) -
 
 def _source(name: str) -> Source:
     if name not in SOURCES:
-        raise ConfigError(f"there is no dataset {name!r}: choose one of {', '.join(SOURCES)}")
+        raise ConfigError(unknown("dataset", name, SOURCES))
     return SOURCES[name]
 
 

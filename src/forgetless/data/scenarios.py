@@ -212,7 +212,7 @@ class TensorScenario(Scenario):
         setting: Setting = "domain",
         name: str = "custom",
     ) -> None:
-        require(setting in SETTINGS, "setting", setting, "task, domain or class")
+        require(setting in SETTINGS, "setting", setting, "task, domain or class", SETTINGS)
         tasks = list(tasks)
         if not tasks:
             raise DataError("a scenario needs at least one task")

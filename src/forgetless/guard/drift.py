@@ -17,13 +17,12 @@ from forgetless.guard.distributed.sharding import reshard
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import has_moving_statistics
 from forgetless.methods import Method
+from forgetless.methods.base import is_look
 from forgetless.support.streams import stream, undisturbed
 from forgetless.support.validation import ConfigError, DataError, warn_caller
 from forgetless.tangent import eval_mode
 
 _FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
-# A method that adapts is told so often, times the stored tasks up to so many.
-_OFTEN, _TASKS = 10, 5
 _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also to get better
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
@@ -32,9 +31,11 @@ _CHANGED = 0.25  # share of predictions
 # than this share of what earlier ones had; if so much of its progress was removed, that is why.
 _LEARNED = 0.8
 _BLOCKED = 0.8
+_PULLED = 1.0  # the same of a penalty: its gradient, in lengths of the loss's
 _KNOWN = 0.1  # that earlier ones must have had at least
+_ENOUGH = 100  # steps; at the first ones a penalty has nothing to pull back
 _FAR = 100  # a larger drift is not told in percent
-_LITTLE = 0.01  # share of the steps removed that hardly protects
+_LITTLE = 0.01  # share of the steps removed, or length that is added, that hardly protects
 _WIDTH = 1024  # outputs kept of a sample that has more
 _SEQUENCES = 4  # that are run together, since their logits can be large
 
@@ -89,6 +90,11 @@ class TaskDrift:
     def level(self) -> float:
         """The mean loss, or the drift where there are no classes or no loss."""
         return self.drift if self.loss is None or self.changed is None else self.loss
+
+    @property
+    def level_then(self) -> float:
+        """The level when the task was stored."""
+        return 0.0 if self.loss_then is None or self.changed is None else self.loss_then
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"
@@ -215,17 +221,22 @@ class DriftCheck:
     def adapted(self, state: Any, steps: int) -> Any:
         """The method's state, with a look at how well the tasks are kept if it is time for one.
 
-        What else moves the outputs, as the statistics of batch norm do, counts at both weights.
+        What else moves the outputs, as the statistics of batch norm do, counts at both weights. Of
+        a sharded model, which has no weights but its own, it is compared with what was stored.
         """
-        every = _OFTEN * min(len(self.kept), _TASKS)
-        due = self._method.adapts and self.kept and steps % every == 0
-        if not due or self._failed or self.model.parameters.slices is not None:
+        if not self._method.adapts or self._failed or not is_look(steps, len(self.kept)):
             return state
 
         def harm(theta: Tensor) -> Tensor:
-            now, then = (self.measure(steps, at).tasks for at in (None, theta))
-            found = torch.tensor([a.level - b.level for a, b in zip(now, then, strict=True)])
-            return found if self.model.ranks is None else self.model.ranks.broadcast(found)
+            if self.model.parameters.slices is None:
+                now, then = (self.measure(steps, at).tasks for at in (None, theta))
+                found = [a.level - b.level for a, b in zip(now, then, strict=True)]
+            else:
+                with _unnoticed(self.model, gathers=False) as model:
+                    now = tuple(_compared(k, some, model, None) for k, some in self.kept.items())
+                found = [a.level - a.level_then for a in now]
+            rise = torch.tensor([found])
+            return rise if self.model.ranks is None else self.model.ranks.broadcast(rise)
 
         with self._once():
             return self._method.adapted(state, harm)
@@ -241,7 +252,15 @@ class DriftCheck:
                 self._failed = True
                 warn_caller(f"the drift cannot be checked any more: {error}")
 
-    def report(self, drift: Drift | None, removed: float | None, *, ends: bool = False) -> None:
+    def report(
+        self,
+        drift: Drift | None,
+        removed: float | None,
+        pull: float | None = None,
+        *,
+        ends: bool = False,
+        steps: int = 0,
+    ) -> None:
         """Remember what was measured, and warn, once, if a task that is protected is forgotten.
 
         A method that adapts may win a task back, and has until the next check for that.
@@ -249,10 +268,12 @@ class DriftCheck:
         Arguments:
             drift: as measured, if it could be.
             removed: share of the steps that was removed; None if none was projected.
+            pull: what was added to the gradients, in lengths of them; None for projections.
             ends: whether the present task ends.
+            steps: of it.
         """
-        if not self.samples and removed is not None and removed < _LITTLE:
-            self._warn_of_little(removed)
+        if not self.samples and ends:
+            self._warn_of_little(removed, pull if steps >= _ENOUGH else None)
         if drift is None or not drift.tasks:
             return
         self.latest = drift
@@ -264,28 +285,40 @@ class DriftCheck:
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
             warn_caller(self._warning(worst, removed))
 
-    def _warn_of_little(self, removed: float) -> None:
-        """Warn, once, that directions remove about nothing, where no drift tells if they should."""
-        if self._method.keeps_directions and not self._warned:
+    def _warn_of_little(self, removed: float | None, pull: float | None) -> None:
+        """Warn, once, that a method changes about nothing, where no drift tells if it should."""
+        what = ""
+        if self._method.keeps_directions and removed is not None and removed < _LITTLE:
+            what = f"only {removed:.1%} of the steps was removed"
+        if self._method.protects and pull is not None and pull < _LITTLE:
+            what = f"what is added to the gradients is only {pull:.1%} as long as they are"
+        if what and not self._warned:
             self._warned = True
             more = self._method.advice(more=True)
             warn_caller(
-                f"only {removed:.1%} of the steps was removed, so the earlier tasks are protected "
+                f"{what}, so the earlier tasks are protected "
                 "little, unless the new one does not touch them: check them on data, or let the "
                 f"guard do so (drift_samples){f'; {more} to protect more' if more else ''}"
             )
 
-    def report_learning(self, task: int, blocked: float | None) -> None:
+    def report_learning(self, task: int, blocked: float | None, pull: float | None = None) -> None:
         """Warn, once, if a task was stored that the method has kept from being learned.
 
         Arguments:
             task: its number, from 1.
             blocked: share of its progress that was removed, if that is known.
+            pull: what was added to the gradients, in lengths of them, by a penalty.
         """
+        if blocked is not None and blocked >= _BLOCKED:
+            why = f"{blocked:.0%} of what the steps would learn was removed"
+        elif pull is not None and pull >= _PULLED:
+            why = f"the penalty's gradient was {pull:.2g} times as long as the loss's"
+        else:
+            return
         shares = {number: self._learned(samples) for number, samples in self.kept.items()}
         new = shares.pop(task, None)
         earlier = [share for share in shares.values() if share is not None]
-        if new is None or not earlier or blocked is None or blocked < _BLOCKED:
+        if new is None or not earlier:
             return
         usual = sum(earlier) / len(earlier)
         is_learned = usual < _KNOWN or new >= _LEARNED * usual
@@ -295,7 +328,7 @@ class DriftCheck:
         warn_caller(
             f"task {task} is learned poorly under the guard: its loss has come {max(0.0, new):.0%} "
             f"of the way from that of a constant answer to zero, where earlier tasks had come "
-            f"{usual:.0%}, and {blocked:.0%} of what the steps would learn was removed; "
+            f"{usual:.0%}, and {why}; "
             f"{self._method.advice(more=False) or 'store less'}, or train longer, or protect fewer "
             "parameters (params)"
         )
@@ -336,13 +369,19 @@ class DriftCheck:
 
 
 @contextmanager
-def _unnoticed(model: GuardedModel) -> Iterator[GuardedModel]:
-    """The model for its outputs alone, with all weights here; only its weights are read."""
-    device = model.parameters.device
-    reshard(model.module)
-    model = model.gathered()
+def _unnoticed(model: GuardedModel, *, gathers: bool = True) -> Iterator[GuardedModel]:
+    """The model for its outputs alone; only its weights are read.
+
+    Arguments:
+        model: the model.
+        gathers: whether all weights of a sharded model are wanted here.
+    """
+    device, module = model.parameters.device, model.module
+    reshard(module)
+    model = model.gathered() if gathers else model
     with full_precision(device), undisturbed(device), torch.no_grad(), eval_mode(model.module):
         yield model
+    reshard(module)
 
 
 def _outputs(model: GuardedModel, part: Part, theta: Tensor | None = None) -> dict[str, Tensor]:

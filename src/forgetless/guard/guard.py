@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgetless.guard.batches.loading import TaskData
+from forgetless.guard.batches.loading import Reservoir, TaskData
 from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.distributed.loading import SharedTaskData
@@ -40,7 +40,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps, projected, torch_optimizers
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import Coverage
-from forgetless.methods import KronEWC, Method
+from forgetless.methods import KronEWC, Method, method_calls
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -53,6 +53,7 @@ from forgetless.support.progress import bar_on_terminal
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     ConfigError,
+    did_you_mean,
     is_whole,
     parse_bytes,
     require,
@@ -68,7 +69,8 @@ class Guard:
 
     After `end_task` the method changes every step of the optimizer. Projections (KronOGD, GPM,
     PCA-OGD, A-GEM, …) change the optimizer's update, Δθ ← P Δθ, so momentum, weight decay and
-    adaptive step sizes leak only the rounding of the weights, which is coarse in half precision;
+    adaptive step sizes leak only the rounding of the weights. In half precision, where that is
+    coarse, what a step could not change is added to later ones, so that it never adds up;
     KronEWC, EWC and joint training add to the gradient. Only one guard can project a parameter's
     updates.
 
@@ -143,7 +145,8 @@ class Guard:
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         method = KronEWC() if method is None else method
         if not isinstance(method, Method):
-            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}")
+            meant = did_you_mean(method, method_calls())
+            raise ConfigError(f"method must be such as PCAOGD(), not {method!r}{meant}")
         module = unwrapped(model)
         optimizers = torch_optimizers(optimizer)
         exclude = (exclude,) if isinstance(exclude, str) else exclude
@@ -251,7 +254,7 @@ class Guard:
         if now is not None:
             with full_precision(parameters.device):
                 state = grown_state(self.method, now.state, growth, parameters.read())
-            now = replace(now, state=state)
+            now = replace(now, state=state, rest=None)
         if changed is not None and self.tasks:
             warn_caller(
                 f"the weights of {changed} are not those of the model before, in the rows that "
@@ -316,7 +319,7 @@ class Guard:
             new, seen = StoredSamples((unpacked(batch, self._unpack),)), self._steps.batch
             self._steps.batch = new if seen is None else seen + new
 
-    def protect(self, data: Any) -> None:
+    def protect(self, data: Any, held_out: Any = None) -> None:
         """Store what the model does now: before the first task, what a pretrained model can do.
 
         As `end_task` does, at the present weights, and counted as a task: it is number one in the
@@ -325,26 +328,32 @@ class Guard:
         Arguments:
             data: inputs whose outputs must stay, with labels if the method or `output` needs them:
                 an iterable of batches such as a `DataLoader`, or one batch.
+            held_out: as of `end_task`.
         """
-        self.end_task(data)
+        self.end_task(data, held_out)
 
-    def end_task(self, loader: Any) -> None:
+    def end_task(self, loader: Any, held_out: Any = None) -> None:
         """Store the task that was just learned, at the present weights.
 
         Arguments:
             loader: its training data: an iterable of batches such as a `DataLoader`, or one batch.
+            held_out: data of the task that it was not trained on, of the same form: the samples to
+                check the drift on are taken from it, in place of the training data.
         """
+        if held_out is not None and not self._drift.samples:
+            raise ConfigError("held_out= is for the drift check, and drift_samples=0 keeps none")
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
         finished = self._stats()
+        taken = self._steps.steps - (self._now.steps if self._now is not None else 0)
         self._prepare()
         self._warn_of_unprotected()
         with self._bar(f"storing task {self.tasks + 1}"), self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
-            self._set(self._with_task(self._current(), loader))
-        self._drift.report(drift, finished.removed if finished.steps else None, ends=True)
+            self._set(self._with_task(self._current(), loader, held_out))
+        self._drift.report(drift, finished.share, finished.pull, ends=True, steps=taken)
         if not self._steps.has_warned_of_full:
-            self._drift.report_learning(self.tasks, finished.blocked)
+            self._drift.report_learning(self.tasks, finished.blocked, finished.pull)
         if finished.tasks:  # what preserved none has nothing to tell
             self._finished = replace(finished, tasks=self.tasks, drift=drift)
 
@@ -360,7 +369,8 @@ class Guard:
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         self._steps.watch.between_steps()
         with self._bar("refreshing"), self._all_or_nothing():
-            now = replace(self._initial(), kept=self._current().kept)
+            old = self._current()
+            now = replace(self._initial(), kept=old.kept, rest=old.rest)
             for loader in loaders:
                 now = self._with_task(now, loader)
             self._set(now)
@@ -473,7 +483,8 @@ class Guard:
     def _prepare(self) -> None:
         """Make the first state, or bring the state to the model's device and precision."""
         if self._coverage.has_new_groups(self._steps.groups):  # by `optimizer.add_param_group`
-            self._warn_of_unprotected()
+            for optimizer in self._steps.optimizers:
+                self._look_at(optimizer)
         if self._now is None:
             self._set(self._initial())
         elif self._steps.place != self._parameters.place:
@@ -485,6 +496,7 @@ class Guard:
 
     def _set(self, snapshot: Snapshot) -> None:
         self._now, self._finished = snapshot, None
+        self._parameters.rest = snapshot.rest
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
         self._drift.start(snapshot.kept, snapshot.steps)
         self._freeze()
@@ -498,14 +510,15 @@ class Guard:
         self._steps.state = self._drift.adapted(self._steps.state, self._steps.steps)
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
-            self._drift.report(drift, self._steps.removed.share())
+            self._drift.report(drift, self._steps.removed.stats().share)
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
         if self._now is None:  # the first state is that of the weights at the first step
             return self._initial()
         now: Snapshot = self._now
-        return replace(now, state=self._steps.state, steps=self._steps.steps)
+        rest = self._parameters.rest
+        return replace(now, state=self._steps.state, steps=self._steps.steps, rest=rest)
 
     def _initial(self) -> Snapshot:
         state = check_state(self.method, self._empty(self._storage), 1)
@@ -538,13 +551,19 @@ class Guard:
             self._generators[1],
             self._prepare,
             self._check_drift,
-            self._warn_of_unprotected,
+            self._look_at,
             self._column_ranks,
             self._shows_progress,
         )
 
     def _warn_of_unprotected(self) -> None:
         self._coverage.warn(self._model.module, self._steps.optimizers, self.names)
+
+    def _look_at(self, optimizer: Optimizer) -> None:
+        """Warn of what an optimizer trains and the guard does not protect."""
+        self._warn_of_unprotected()
+        replaced = self._parameters.replaced_in(self._model.module, optimizer)
+        self._coverage.warn_of_replaced(replaced)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -567,15 +586,19 @@ class Guard:
         """Whether there may be a bar; of several processes one has it."""
         return self.progress and (self.ranks is None or self.ranks.rank == 0)
 
-    def _with_task(self, now: Snapshot, loader: Any) -> Snapshot:
+    def _task_data(self, loader: Any, aside: Reservoir | None) -> TaskData | SharedTaskData:
+        """The samples of a loader, of which some are set aside on the way."""
+        common = loader, self._unpack, self._generators[0]
+        if self.ranks is None:
+            return TaskData(*common, aside)
+        return SharedTaskData(*common, self.ranks, aside)
+
+    def _with_task(self, now: Snapshot, loader: Any, held_out: Any = None) -> Snapshot:
         """One more task stored."""
-        chooses, number = self._generators[0], now.tasks + 1
+        number = now.tasks + 1
         aside = self._drift.reservoir(number)
-        data: TaskData | SharedTaskData = (
-            TaskData(loader, self._unpack, chooses, aside)
-            if self.ranks is None
-            else SharedTaskData(loader, self._unpack, chooses, self.ranks, aside)
-        )
+        data = self._task_data(loader, aside if held_out is None else None)
+        checked = data if held_out is None else self._task_data(held_out, aside)
         chooses_storage = self._asked is None and self.method.demand() is not None
         if self._budget is not None and chooses_storage and not now.tasks:
             now = self._with_chosen_storage(now, data)
@@ -606,8 +629,9 @@ class Guard:
                 warn_caller(f"task {number}: {note}")
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
-        kept = self._drift.keep(now.kept, number, data)
-        return Snapshot(state, storage, number, now.steps, notes, self._random(), kept)
+        kept = self._drift.keep(now.kept, number, checked)
+        random = self._random()
+        return Snapshot(state, storage, number, now.steps, notes, random, kept, now.rest)
 
     def _with_chosen_storage(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from forgetless.guard.distributed.sharding import local, local_slices
 from forgetless.linalg import Growth, Layout, is_under
-from forgetless.support.validation import ConfigError, require
+from forgetless.support.validation import ConfigError, beginnings, require
 from forgetless.tangent import chosen_names, require_one_precision
 
 
@@ -194,10 +194,45 @@ class Parameters:
             torch._foreach_copy_(out.views, self._local())
             torch.sub(before.vector, out.vector, out=out.vector)
 
-    def add(self, flat: Flat) -> None:
-        """Add a vector to the parameters."""
+    def add(self, flat: Flat, movable: Sequence[int]) -> None:
+        """Add a vector to the parameters; it is zero where these cannot move.
+
+        What weights of half precision cannot hold is added at the next step: a sum of many small
+        numbers would otherwise be lost, and with it the method's part of the steps.
+        """
         with torch.no_grad():
-            torch._foreach_add_(self._local(), flat.views)
+            if not self._rounds:
+                torch._foreach_add_(self._local(), flat.views)
+                return
+            rest, local = self._rest_at((flat.vector.device, flat.vector.dtype)), self._local()
+            for i in movable:
+                exact = local[i].to(rest.vector) + flat.views[i] + rest.views[i]
+                local[i].copy_(exact)
+                torch.sub(exact, local[i].to(exact), out=rest.views[i])
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether weights hold less than the vectors do."""
+        return any(t.dtype != self.dtype for t in self.tensors)
+
+    def _rest_at(self, place: tuple[torch.device, torch.dtype]) -> Flat:
+        known = self._flats.get("rest")
+        rest = self.flat("rest", place)
+        if rest is not known:
+            rest.vector.zero_()
+        return rest
+
+    @property
+    def rest(self) -> Tensor | None:
+        """What rounding has left for the next step, (1, p); None without any."""
+        return self._flats["rest"].vector.clone() if "rest" in self._flats else None
+
+    @rest.setter
+    def rest(self, value: Tensor | None) -> None:
+        if value is not None:
+            self._rest_at(self.place).vector.copy_(value)
+        elif "rest" in self._flats:
+            self._flats["rest"].vector.zero_()
 
     def local_part(self, vector: Tensor) -> Tensor:
         """The local part of a vector of the whole model, (1, P) → (1, p)."""
@@ -248,6 +283,14 @@ class Parameters:
                     "its first rows are the old ones, call guard.adopt(model, optimizer) with an "
                     "optimizer that trains it"
                 )
+
+    def replaced_in(self, module: nn.Module, optimizer: Optimizer) -> str | None:
+        """A protected parameter that a model lost, if an optimizer trains others of the model."""
+        own, mine = dict(module.named_parameters()), set(map(id, self.tensors))
+        pairs = zip(self.names, self.tensors, strict=True)
+        lost = next((name for name, tensor in pairs if own.get(name) is not tensor), None)
+        trains = not _trained([optimizer]).isdisjoint(set(map(id, own.values())) - mine)
+        return lost if trains else None
 
     def growth(self, new: Self) -> Growth:
         """From these parameters to those of a model that has more rows or more parameters.
@@ -333,7 +376,7 @@ def chosen_parameters(module: nn.Module, params: Params, exclude: Sequence[str])
     require(isinstance(exclude, Iterable), "exclude", exclude, _PREFIXES)
     for prefix in exclude:
         fits = isinstance(prefix, str) and _names_under(module, [prefix])
-        require(bool(fits), "exclude", prefix, _PREFIXES)
+        require(bool(fits), "exclude", prefix, _PREFIXES, beginnings(own))
     excluded = _names_under(module, exclude)
     return tuple(name for name in chosen if name not in excluded)
 

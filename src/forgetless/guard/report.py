@@ -1,5 +1,6 @@
 """Reports of a guard: how much of the steps it removes, and what it stores."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -20,12 +21,16 @@ _NO_TASK = "no task is stored yet: nothing is protected"
 @final
 @dataclass(frozen=True)
 class Stats:
-    """How much of the steps was removed, since the latest task was stored.
+    """How much a method changed the steps, since the latest task was stored.
 
-    Of steps Δθ_t, whose removed parts are ρ_t, the share is Σ ‖ρ_t‖² / Σ ‖Δθ_t‖²: 1 means that
-    nothing is left. A component that the projection adds to a parameter counts as removed, up to a
-    share of 1. To first order, steps with the gradients g_t would lower the loss of the present
-    task by −Σ g_tᵀ Δθ_t; the share of that which was removed is `blocked`.
+    Of projected steps Δθ_t, whose removed parts are ρ_t, the share is Σ ‖ρ_t‖² / Σ ‖Δθ_t‖²: 1 means
+    that nothing is left. A component that the projection adds to a parameter counts as removed, up
+    to a share of 1. To first order, steps with the gradients g_t would lower the loss of the new
+    task by −Σ g_tᵀ Δθ_t; the share of it that was removed is `blocked`.
+
+    A penalty removes nothing. It adds a vector ρ_t to the gradient g_t, as long as
+    (Σ ‖ρ_t‖² / Σ ‖g_t‖²)^½ of it, its `pull`. What it blocks has no first order: a batch's
+    gradient is mostly noise, which a penalty damps, to the good of the loss.
 
     Arguments:
         steps: how many steps there were that were projected.
@@ -34,8 +39,10 @@ class Stats:
         layers: parameter → mean share of its part of the steps.
         tasks: how many tasks are stored.
         drift: how far the outputs on earlier tasks have moved, if it was measured.
-        blocked: share of the present task's progress that was removed, looked at in every tenth
-            step; None if there was none.
+        blocked: share of the new task's progress that projections removed, looked at in every
+            tenth step; below zero if they add to it, None if there were none.
+        pull: what a method adds to the gradient, in lengths of the gradient, looked at in every
+            tenth step; None if nothing was looked at.
         method: what the method tells of itself, such as the strength of its penalty.
     """
 
@@ -46,13 +53,20 @@ class Stats:
     tasks: int = 0
     drift: Drift | None = None
     blocked: float | None = None
+    pull: float | None = None
     method: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name, for a logger: "removed", "blocked", the method's, the drift's."""
+        """The numbers by name, for a logger: "removed", "blocked", "pull", and more."""
         found = {"removed": self.removed} if self.steps else {}
         found |= {} if self.blocked is None else {"blocked": self.blocked}
+        found |= {} if self.pull is None else {"pull": self.pull}
         return {**found, **self.method, **(self.drift.metrics() if self.drift else {})}
+
+    @property
+    def share(self) -> float | None:
+        """The share of the steps that was removed; None if none was projected."""
+        return self.removed if self.steps else None
 
     def __str__(self) -> str:
         lines = [] if self.tasks else [_NO_TASK]
@@ -60,10 +74,12 @@ class Stats:
         if self.steps:
             last = f"({self.last:.1%} of the last)"
             lines += [f"{self.removed:6.1%} of {self.steps} steps removed {last}"]
-        elif self.tasks and self.blocked is None:
+        elif self.tasks and self.pull is None:
             lines += ["no step yet since the latest task was stored"]
         if self.blocked is not None:
             lines += [f"{self.blocked:6.1%} of what the steps would have learned, to first order"]
+        if self.pull is not None:
+            lines += [f"pull {self.pull:.3g}: what was added, in lengths of the loss's gradient"]
         layers = self.layers.items() if self.steps else ()
         lines += [f"{share:6.1%}  {name}" for name, share in layers]
         return "\n".join([*lines, *([f"drift {self.drift}"] if self.drift else [])])
@@ -71,11 +87,20 @@ class Stats:
 
 @final
 class Removed:
-    """Sums of squared lengths, before and removed, parameter by parameter; no synchronisation."""
+    """Sums of squared lengths, before and removed, parameter by parameter; no synchronisation.
 
-    def __init__(self, names: Sequence[str], ranks: Ranks | None = None) -> None:
+    Arguments:
+        names: of the parameters.
+        ranks: the processes that each hold a part of every parameter, if there are several.
+        adds: whether a method adds to the gradient, and removes nothing.
+    """
+
+    def __init__(
+        self, names: Sequence[str], ranks: Ranks | None = None, *, adds: bool = False
+    ) -> None:
         self.names = tuple(names)
-        self.ranks = ranks  # that each hold a part of every parameter, if there are several
+        self._adds = adds
+        self.ranks = ranks
         self.steps = 0
         self.sums: Tensor | None = None  # (2, parameters)
         self.last: Tensor | None = None
@@ -95,20 +120,19 @@ class Removed:
         self.sums += self.last
 
     def weigh(self, whole: Tensor, removed: Tensor) -> None:
-        """Add what a step would have lowered the loss by, and what of that was removed: scalars."""
+        """Add a step's progress and what of it was removed, or squared lengths: scalars."""
         found = float64(torch.stack([whole, removed]))
         found = torch.where(found.isfinite().all(), found, 0.0)
         self.progress = found if self.progress is None else self.progress + found
 
-    def share(self) -> float | None:
-        """The share of all steps; None if no step was projected."""
-        return self.stats().removed if self.steps else None
-
     def stats(self) -> Stats:
         """The shares so far."""
-        blocked = self._blocked()
+        weighed = self._weighed()
+        blocked = None if self._adds else weighed
+        pull = math.sqrt(weighed) if self._adds and weighed is not None else None
         if self.sums is None or self.last is None:
-            return Stats(0, 0.0, 0.0, dict.fromkeys(self.names, 0.0), blocked=blocked)
+            none = dict.fromkeys(self.names, 0.0)
+            return Stats(0, 0.0, 0.0, none, blocked=blocked, pull=pull)
         sums, last = self.sums.cpu(), self.last.cpu()
         if self.ranks is not None:
             sums, last = self.ranks.sum(torch.stack([sums, last]))
@@ -121,12 +145,15 @@ class Removed:
             blocked=blocked,
         )
 
-    def _blocked(self) -> float | None:
+    def _weighed(self) -> float | None:
+        """The ratio of what `weigh` was given."""
         if self.progress is None:
             return None
         progress = self.progress.cpu()
         whole, removed = (progress if self.ranks is None else self.ranks.sum(progress)).tolist()
-        return max(0.0, _share(removed, whole)) if whole > 0 else None
+        if whole <= 0:
+            return None
+        return removed / whole if self._adds else _share(removed, whole)
 
 
 def _share(removed: float, whole: float) -> float:

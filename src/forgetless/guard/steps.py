@@ -65,7 +65,7 @@ class Steps:
         prepare: called before a step that the method changes, to make its first state or to move
             the state when the model was moved.
         check: called after each of these steps, such as for the drift of the outputs.
-        look: called now and then after steps that nothing changes, of other optimizers.
+        look: called with another optimizer after some of its steps, which nothing changes.
         ranks: the processes that each hold a part of every parameter; None if all is here.
         progress: whether a bar on a terminal tells what the first step waits for.
     """
@@ -80,7 +80,7 @@ class Steps:
         generator: torch.Generator,
         prepare: Callable[[], None],
         check: Callable[[], None],
-        look: Callable[[], None],
+        look: Callable[[Optimizer], None],
         ranks: Ranks | None = None,
         progress: bool = False,
     ) -> None:
@@ -122,7 +122,8 @@ class Steps:
         )
         self.place = self._parameters.place
         self._restricted: dict[tuple[int, ...], Any] = {}
-        self.removed = Removed(self._parameters.names, self._ranks)
+        adds = self.method.acts_on == "gradient"
+        self.removed = Removed(self._parameters.names, self._ranks, adds=adds)
         self.watch_from_now()
         self._read_all = GraphedFunction(self._read)
         self._correct_all = GraphedFunction(
@@ -315,7 +316,7 @@ class Steps:
         self._parameters.difference(before, step)  # the optimizer's step, as it is subtracted
         changed = self._changed(step.vector, before.vector, movable)
         torch.sub(step.vector, changed, out=removed.vector)
-        self._parameters.add(removed)
+        self._parameters.add(removed, movable)
         self.removed.add(step.parts, removed.parts)
 
     @property
@@ -344,10 +345,11 @@ class Steps:
         for columns in upwards:
             gradient[:, columns].neg_()
         changed = self._changed(gradient, self._parameters.read(), movable)
+        projects = self.method.acts_on == "update"
         if self._weighs:
-            whole = torch.dot(gradient[0], gradient[0])
-            self.removed.weigh(whole, whole - torch.dot(gradient[0], changed[0]))
-        if self.method.acts_on == "update":
+            g, removed = gradient[0], (gradient - changed)[0]
+            self.removed.weigh(torch.dot(g, g), torch.dot(g if projects else removed, removed))
+        if projects:
             parts = self._parameters.parts
             self.removed.add(parts(gradient), parts(gradient - changed))
             self._count_projection()

@@ -52,14 +52,14 @@ class Watch:
     Arguments:
         parameters: the protected parameters.
         is_guarded: whether an optimizer's present step is changed by a guard.
-        look: called now and then after other optimizers' steps, to look what else they train.
+        look: called with another optimizer after some of its steps, to see what it trains.
     """
 
     def __init__(
         self,
         parameters: Parameters,
         is_guarded: Callable[[Optimizer], bool],
-        look: Callable[[], None],
+        look: Callable[[Optimizer], None],
     ) -> None:
         self._parameters = parameters
         self._is_guarded = is_guarded
@@ -126,14 +126,14 @@ class Watch:
     def notes_bypass(self, optimizer: Optimizer) -> bool:
         """Note a step of another optimizer; whether it changed the parameters and nobody was told.
 
-        Now and then, after steps that leave them alone, `look` is called.
+        After steps 1, 2, 4, 8, … of those that leave them alone, `look` is called.
         """
         if self._versions is None or self._is_guarded(optimizer):
             return False
         if self._has_warned or not self._parameters.are_in(optimizer):
             self._others += 1
-            if self._others > LOADS and self._others & (self._others - 1) == 0:
-                self._look()
+            if self._others & (self._others - 1) == 0:
+                self._look(optimizer)
             return False
         return self._different() is not None
 
@@ -271,6 +271,21 @@ class Coverage:
                 f"{moved[0]} is trained by an optimizer that the guard was not given, so it is not "
                 "protected: make the guard with all of them, Guard(model, [a, b], …), or choose by "
                 "params= what is protected if that is meant"
+            )
+
+    def warn_of_replaced(self, name: str | None) -> None:
+        """Warn, once, that a protected parameter is no longer the model's and others are trained.
+
+        Arguments:
+            name: the parameter; None if there is none.
+        """
+        if name is not None and name not in self._told:
+            self._told.add(name)
+            warn_caller(
+                f"{name}, which the guard protects, is no longer a parameter of the model: it was "
+                "replaced, or an adapter was merged. Others are trained now, and the stored tasks "
+                "are not protected in them: call guard.adopt(model, optimizer) for a layer that "
+                "got more rows; otherwise make a new guard and store the tasks again"
             )
 
     def warn_of_blind(self, names: Sequence[str]) -> None:

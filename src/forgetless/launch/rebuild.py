@@ -17,18 +17,9 @@ from forgetless.methods.state import take_step
 from forgetless.support.plugins import PluginKind, installed, load_object
 from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, select_options
 from forgetless.trace import Trace, tasks_learned
-from forgetless.training.build import (
-    MODELS,
-    ModelFactory,
-    ModelOptions,
-    ModelSource,
-    head_of,
-    layers_fingerprint,
-    make_learner,
-    make_model,
-    task_fingerprint,
-)
+from forgetless.training.build import head_of, layers_fingerprint, make_learner, task_fingerprint
 from forgetless.training.learner import Learner
+from forgetless.training.models import MODELS, ModelFactory, ModelOptions, ModelSource, make_model
 from forgetless.training.settings import Training
 
 FromScript = tuple[Scenario | None, ModelSource | None]  # tasks and model of a script

@@ -22,7 +22,7 @@ from forgetless.data import (
 )
 from forgetless.methods import METHODS, Method, build_method, method_class, method_options
 from forgetless.support.files import LOCK, FolderLock, is_locked
-from forgetless.support.plugins import absolute, short_name, unknown
+from forgetless.support.plugins import absolute, short_name
 from forgetless.support.validation import (
     ConfigError,
     ForgetlessWarning,
@@ -31,17 +31,12 @@ from forgetless.support.validation import (
     flag,
     option,
     require,
+    unknown,
 )
 from forgetless.trace import Keep, RunStatus, Trace, is_trace, run_status
-from forgetless.training.build import (
-    ModelFactory,
-    ModelOptions,
-    flat_config,
-    make_learner,
-    model_defaults,
-    model_settings,
-)
+from forgetless.training.build import flat_config, make_learner
 from forgetless.training.fit import fit
+from forgetless.training.models import ModelFactory, ModelOptions, model_defaults, model_settings
 from forgetless.training.settings import Observer, Training
 
 _MOST_SEEDS = 1000
@@ -52,7 +47,7 @@ _NOT_IN_TRACE = frozenset({"seeds", "device", "protocol"})  # settings of all ru
 # Other values than the defaults, for the scenarios that match a pattern; later ones win.
 # MNIST and CIFAR-100: the settings of the paper's experiments.
 PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("*-mnist", {"train_per_class": 1000}),
+    ("*-mnist", {"train_per_class": 1000, "ewc_strength": 10.0}),
     ("rotated-*mnist", {"tasks": 15}),
     ("permuted-*mnist", {"tasks": 15}),
     ("split-*mnist", {"epochs": 5}),

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from forgetless.llm.prompts import check_pair, checked_prompts, encoded_prompts, equal_lengths
 from forgetless.support.files import write_atomically
+from forgetless.support.progress import advance, bar_on_terminal
+from forgetless.support.provenance import digest_of
 from forgetless.support.validation import ConfigError, DataError, first_line, whole
 from forgetless.tangent import eval_mode
-from forgetless.trace.experiment import digest_of
 
 _FORMAT = 1
 _IGNORED = -100  # the label that transformers' losses leave out
@@ -77,23 +76,26 @@ def own_answers(
     *,
     max_new_tokens: int = 64,
     batch_size: int = 8,
+    chat: bool | None = None,
     cache: str | Path | None = None,
 ) -> OwnAnswers:
     """Let a model answer prompts, greedily: data for `Guard.protect` before it learns anything new.
 
     Arguments:
         model: a causal language model of transformers; its weights and modes stay as they are.
-        tokenizer: its tokenizer; with a chat template each prompt is a user's turn.
+        tokenizer: its tokenizer.
         prompts: what the model should still answer in the same way later.
         max_new_tokens: the most tokens of an answer.
         batch_size: how many prompts are answered at once.
+        chat: whether each prompt is a user's turn, or a text to continue; by default a turn if the
+            tokenizer has a chat template.
         cache: a folder for the answers; they are read from there if model, tokenizer and prompts
             are the same.
     """
     check_pair(model, tokenizer)
     whole(1).check("batch_size", batch_size)
     prompts = checked_prompts(prompts)
-    asked = encoded_prompts(model, tokenizer, prompts, max_new_tokens)
+    asked = encoded_prompts(model, tokenizer, prompts, max_new_tokens, chat)
     file = None
     if cache is not None:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -128,16 +130,10 @@ def _generated(
     said: list[list[int]] = [[] for _ in asked]
     # Prompts of about one length together need little padding.
     order = sorted(range(len(asked)), key=lambda i: len(asked[i]))
-    console = Console(stderr=True)
-    groups = track(
-        [order[start : start + batch_size] for start in range(0, len(order), batch_size)],
-        "answers",
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with eval_mode(model), torch.no_grad(), _greedy(model):
-        for numbers in groups:
+    groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    with eval_mode(model), torch.no_grad(), _greedy(model), bar_on_terminal("own answers"):
+        for done, numbers in enumerate(groups):
+            advance("answers", done, len(groups))
             longest = max(len(asked[i]) for i in numbers)
             rows = [[padding] * (longest - len(asked[i])) + asked[i] for i in numbers]
             masks = [[0] * (longest - len(asked[i])) + [1] * len(asked[i]) for i in numbers]

@@ -9,8 +9,8 @@ from typing import Any
 from forgetless.report.document import asset, build_document
 
 _ours = partial(asset, package="forgetless.llm")
-# Places of the palette: grey for the base model, then those that differ most.
-_BASE, _OTHERS = 1, (7, 2, 6, 3, 5, 4, 8, 9, 10, 11, 12, 13)
+# Places in the palette: grey for the base model, then another hue for each of the next four.
+_BASE, _OTHERS = 1, (3, 6, 8, 11, 2, 5, 10, 12, 4, 7, 9, 13)
 Piece = tuple[str, str]  # "same", "gone" or "new", and the words
 
 

@@ -57,6 +57,7 @@ __all__ = [
     "View",
     "build_method",
     "choose",
+    "method_calls",
     "method_class",
     "method_label",
     "method_options",
@@ -105,6 +106,11 @@ def method_class(name: str) -> type[Method[Any]]:
 def method_label(name: str) -> str:
     """The name of a method as people write it, such as PCA-OGD."""
     return (METHODS[name].label if name in METHODS else "") or name
+
+
+def method_calls() -> list[str]:
+    """How each of METHODS is made in Python, with its defaults: "PCAOGD()"."""
+    return [f"{kind.__name__}()" for kind in METHODS.values()]
 
 
 def method_options(name: str) -> dict[str, Field[Any]]:

@@ -29,12 +29,14 @@ class AdamNSCL(InputProjection):
     name: ClassVar[str] = "adam-nscl"
     label: ClassVar[str] = "Adam-NSCL"
     summary: ClassVar[str] = "steps in the null space of the covariance of layers' inputs"
+    family: ClassVar[str] = "projection"
     all_vectors: ClassVar[bool] = True
     ratio: float = option(
         10.0,
         "Eigenvalues up to this many times the smallest are free.",
         accepted=real(1),
         setting="nscl_ratio",
+        search=(3.0, 10.0, 30.0, 100.0),
     )
 
     def extended(self, state: InputSubspace, moments: InputMoments, view: View) -> InputSubspace:

@@ -105,6 +105,7 @@ class SpannedInputs(InputProjection, ABC):
         "Share of each layer's input energy that is protected.",
         accepted=SHARE,
         setting="gpm_threshold",
+        search=(0.9, 0.95, 0.97, 0.99),
     )
     layer_thresholds: str | None = option(
         None,

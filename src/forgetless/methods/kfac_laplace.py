@@ -51,13 +51,18 @@ class KFACLaplace(Method[Posterior]):
     name: ClassVar[str] = "kfac-laplace"
     label: ClassVar[str] = "K-FAC Laplace"
     summary: ClassVar[str] = "a quadratic penalty by the Kronecker-factored Fisher information"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True
     recordable: ClassVar[bool] = True
     state_types: ClassVar[tuple[type, ...]] = (Eigenbasis, Axis)
     strength: float = option(
-        1.0, "Weight of the penalty.", accepted=real(0), setting="laplace_strength"
+        1.0,
+        "Weight of the penalty.",
+        accepted=real(0),
+        setting="laplace_strength",
+        search=(0.1, 1.0, 10.0),
     )
     samples: int = option(3000, "Samples of each task whose gradients are used.", accepted=whole(1))
 

@@ -43,9 +43,13 @@ class KronOGD(Orthogonal):
     name: ClassVar[str] = "kron-ogd"
     label: ClassVar[str] = "KronOGD"
     summary: ClassVar[str] = "steps outside the strongest coordinates of a Kronecker eigenbasis"
+    family: ClassVar[str] = "projection"
     replaces: ClassVar[Mapping[str, str]] = {"energy": "drift"}
     energy: float | None = option(
-        None, "Share of the energy that is protected, in place of --drift.", accepted=SHARE
+        None,
+        "Share of the energy that is protected, in place of --drift.",
+        accepted=SHARE,
+        search=(0.9, 0.95, 0.98),
     )
     drift: float = option(
         1e-3,

@@ -6,8 +6,9 @@ from forgetless.methods import method_label
 from forgetless.paper.artefacts import forgetting_gap, same_bytes, variance
 from forgetless.paper.benchmarks import NAMES
 from forgetless.paper.claims.base import unmeasured
-from forgetless.paper.numbers import DIVERGED, ahead, average, cell, mean, shown
+from forgetless.paper.numbers import DIVERGED, average, cell, shown
 from forgetless.paper.results import Data, Results, readable
+from forgetless.support.statistics import ahead, mean
 
 # Each protocol in words for A-GEM, first the one that answers the question.
 _PROTOCOLS = {

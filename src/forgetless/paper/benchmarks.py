@@ -12,7 +12,7 @@ from forgetless.launch.runs import Config, resolve
 from forgetless.methods import method_options
 from forgetless.support.validation import require
 from forgetless.trace import INCIDENTAL
-from forgetless.training.build import ModelOptions
+from forgetless.training.models import ModelOptions
 from forgetless.training.settings import Training
 
 Protocol = Literal["released", "corrected", "frozen"]
@@ -201,7 +201,7 @@ SCALES = {scale.name: scale for scale in (FULL, SMALL)}
 
 def scale_named(name: str) -> Scale:
     """The scale of that name."""
-    require(name in SCALES, "--scale", name, " or ".join(SCALES))
+    require(name in SCALES, "--scale", name, " or ".join(SCALES), SCALES)
     return SCALES[name]
 
 

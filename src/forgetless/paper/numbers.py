@@ -1,24 +1,20 @@
-"""Means and spreads of seeds, tables in Markdown, and the rules by which numbers agree."""
+"""Runs as numbers, tables in Markdown, and the rules by which numbers agree."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
-from math import inf, nan
-from typing import Any, NamedTuple
+from math import nan
+from typing import Any
 
 import numpy as np
 from scipy.stats import binom, rankdata
-from scipy.stats import t as student_t
 
+from forgetless.support.statistics import DOUBT, MeanEstimate, mean, std
 from forgetless.trace import Trace, average_accuracy, forgetting
 
 DIVERGED = "diverged"  # key in the trace and in the data of a run that diverged
 UNMEASURED = "–"  # in a table
-_DOUBT = 0.05  # of a test: the chance of rejecting what is true
 _EXACT = 8  # points, the most of which all orders are tried
 _ORDERS = 20_000  # drawn where there are more
-
-# From degrees of freedom to the number of standard errors that count as noise.
-Margin = Callable[[float], float]
 
 
 def diverged(trace: Trace) -> bool:
@@ -52,78 +48,14 @@ def picked(result: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: result[name] for name in (*names, DIVERGED) if name in result}
 
 
-def mean(values: Any) -> float:
-    """Mean over seeds."""
-    return float(np.mean(np.asarray(values, float)))
-
-
-def std(values: Any) -> float:
-    """Population standard deviation over seeds, as in the paper's code."""
-    return float(np.std(np.asarray(values, float)))
-
-
-def standard_error(values: Any) -> float:
-    """Standard error of the mean, s / √n with s² = Σ (x − x̄)² / (n − 1); ∞ for one seed."""
-    found = np.asarray(values, float)
-    return float(np.std(found, ddof=1)) / len(found) ** 0.5 if len(found) > 1 else inf
-
-
-def student(freedom: float) -> float:
-    """Half a 95 % interval in standard errors, by Student's t; ∞ without degrees of freedom."""
-    return float(student_t.ppf(1 - _DOUBT / 2, freedom)) if freedom > 0 else inf
-
-
-def two(freedom: float) -> float:
-    """Two standard errors, however few seeds there are: with five, 88 %, not 95 %."""
-    return 2.0
-
-
-def none(freedom: float) -> float:
-    """No noise: means alone are compared."""
-    return 0.0
-
-
-def ahead(one: Any, other: Any = 0.0, margin: Margin = student) -> tuple[float, float]:
-    """The mean difference over seeds, and half its 95 % interval.
-
-    Paired by seed: the same seed has the same initial weights and the same batches.
-    """
-    differences = np.asarray(one, float) - np.asarray(other, float)
-    width = margin(len(differences) - 1)
-    return mean(differences), width * standard_error(differences) if width else 0.0
-
-
-class MeanEstimate(NamedTuple):
-    """A mean over seeds, its standard error and its degrees of freedom."""
-
-    mean: float
-    error: float
-    freedom: float
-
-
-def estimate(values: Any) -> MeanEstimate:
-    """The mean over seeds."""
-    return MeanEstimate(mean(values), standard_error(values), len(values) - 1)
-
-
 def estimate_printed(value: float, spread: float, seeds: int = 5) -> MeanEstimate:
     """A printed mean; its standard deviation divides by n, so the standard error is σ / √(n−1)."""
     return MeanEstimate(value, spread / (seeds - 1) ** 0.5, seeds - 1)
 
 
-def apart(one: MeanEstimate, other: MeanEstimate, margin: Margin = student) -> tuple[float, float]:
-    """The difference of two independent means, and half its 95 % interval (Welch)."""
-    squares = np.square([one.error, other.error])
-    if inf in squares:
-        return one.mean - other.mean, inf if margin(1) else 0.0
-    parts = (squares**2 / np.array([one.freedom, other.freedom])).sum()
-    freedom = float(squares.sum() ** 2 / parts) if parts else inf
-    return one.mean - other.mean, margin(freedom) * float(squares.sum()) ** 0.5
-
-
 def by_chance(off: int, total: int) -> float:
     """The probability that so many or more of `total` true 95 % intervals miss."""
-    return float(binom.sf(off - 1, total, _DOUBT))
+    return float(binom.sf(off - 1, total, DOUBT))
 
 
 def rank_correlation(one: Any, other: Any) -> tuple[float, float]:

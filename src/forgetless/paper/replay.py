@@ -15,7 +15,8 @@ from forgetless.support.streams import stream
 from forgetless.support.validation import TraceError
 from forgetless.tangent import TangentFeatures, stored
 from forgetless.trace import Trace
-from forgetless.training.build import ModelFactory, make_learner
+from forgetless.training.build import make_learner
+from forgetless.training.models import ModelFactory
 from forgetless.training.sampling import batch_of, choose_indices
 
 

@@ -18,12 +18,13 @@ from forgetless.launch.rebuild import Rebuilt, projections, rebuild, samples_of
 from forgetless.linalg import Layout
 from forgetless.methods import METHODS, Method, build_method, method_options
 from forgetless.subspace import FACTORED, FactoredSubspace
+from forgetless.support.progress import advance, bar_on_terminal
 from forgetless.support.validation import TraceError, whole
 from forgetless.tangent import TangentFeatures, tangent_features
 from forgetless.theory.forecasting import margins, newly_wrong
 from forgetless.trace import Trace, tasks_learned
 from forgetless.trace.trace import read_beside, write_beside
-from forgetless.training.build import ModelSource
+from forgetless.training.models import ModelSource
 from forgetless.training.settings import Training
 
 _MOST_BYTES = 400_000  # of all pictures of a run: a page of five runs stays small
@@ -233,6 +234,7 @@ def cached_analysis(
     return made
 
 
+@bar_on_terminal("analysis")
 def analyse(
     trace: Trace,
     *,
@@ -254,7 +256,12 @@ def analyse(
         on_stage: called with each step in words.
     """
     whole(2).check("samples", samples)
-    tell = on_stage or (lambda what: None)
+
+    def tell(what: str) -> None:
+        advance(what, 0, 1)
+        if on_stage is not None:
+            on_stage(what)
+
     tell("reading the tasks")
     rebuilt = rebuild(trace, tasks=tasks, model=model, data=data)
     run = _SeedRun.of(trace, rebuilt, samples)

@@ -7,24 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import resolve, setting_fields
 from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
 from forgetless.report.comparison import (
-    LIGHT,
     SETTING_TITLES,
     Array,
     Comparison,
     Entry,
     compare,
-    dash,
-    symbol,
 )
 from forgetless.report.document import asset, build_document
 from forgetless.support.files import write_atomically
 from forgetless.support.plugins import is_in_file
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.validation import ConfigError, ForgetlessError, flag
 from forgetless.trace import INCIDENTAL, Trace, average_accuracy, forgetting, nulls
 
@@ -112,9 +109,9 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
     average, forgotten = map(entry.spread, (average_accuracy, forgetting))
     return {
         "label": entry.label,
-        "colour": entry.place % len(LIGHT),
-        "symbol": symbol(entry.place),
-        "dash": " ".join(map(str, dash(entry.place))),
+        "colour": entry.look.place,
+        "symbol": entry.look.symbol,
+        "dash": " ".join(map(str, entry.look.dash)),
         "status": trace.status,
         "learned": entry.learned,
         "seeds": list(trace.seeds),
@@ -309,14 +306,12 @@ def make_report(
     failures: list[str] = []
     analyses: list[dict[str, Analysis]] = [{} for _ in comparisons]
     try:
-        with Console(stderr=True).status("report") as status:
-            for comparison, found in zip(comparisons, analyses, strict=True):
-                for entry in comparison.entries:
-                    if analyse:
-                        status.update(f"why did {entry.label} forget?")
+        for comparison, found in zip(comparisons, analyses, strict=True):
+            for entry in comparison.entries:
+                with bar_on_terminal(f"why {entry.label} forgot"):
                     known = _analysis(entry, analyse, given, data, failures)
-                    if known is not None:
-                        found[entry.label] = known
+                if known is not None:
+                    found[entry.label] = known
     finally:
         write_page(comparisons, page, analyses, command=command, broken=broken)
     one = len(comparisons) == 1

@@ -15,15 +15,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
 
-from forgetless.support.provenance import code_around
-from forgetless.support.validation import ConfigError, first_line
+from forgetless.support.provenance import code_around, digest_of
+from forgetless.support.validation import ConfigError, did_you_mean, first_line, unknown
 
 AS_GIVEN = "as given"
 _KNOWN = ("abc", "builtins", "forgetless", "functools", "torch", "typing")
@@ -54,12 +53,12 @@ def load_object(text: str, argument: str) -> Any:
     place, colon, name = text.rpartition(":")
     if not (colon and place and name):
         raise ConfigError(f"{argument} must be FILE:NAME, such as script.py:make, not {text!r}")
-    try:
-        found: Any = _module(place, argument)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise ConfigError(f"{argument} {text}: {place} has no {name}") from None
+    found: Any = _module(place, argument)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            meant = did_you_mean(part, [n for n in dir(found) if not n.startswith("_")])
+            raise ConfigError(f"{argument} {text}: {place} has no {name}{meant}")
+        found = getattr(found, part)
     return found
 
 
@@ -96,11 +95,15 @@ def _code_of(made: Any, seen: frozenset[int]) -> str:
 def _bound(value: Any, seen: frozenset[int]) -> str:
     """A value that a function is bound to, as text that is the same in every process."""
     if hasattr(value, "state_dict") and not isinstance(value, type):  # a network: its weights
-        weights = {n: t for n, t in value.state_dict().items() if hasattr(t, "is_floating_point")}
-        # To six digits, which do not depend on the order of the sums.
-        return " ".join(f"{name} {float(t.double().sum()):.6g}" for name, t in weights.items())
+        return _bound(value.state_dict(), seen)
+    if isinstance(value, Mapping):
+        return " ".join(f"{_bound(k, seen)}: {_bound(v, seen)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_bound(part, seen) for part in value)
     if callable(value):
         return import_path(value) + _code_of(value, seen)
+    if hasattr(value, "tobytes") or hasattr(value, "detach"):  # whose text leaves numbers out
+        return digest_of(value)
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
@@ -186,13 +189,6 @@ def plugin(kind: PluginKind, name: str, builtin: Collection[str]) -> Any:
         raise ConfigError(
             f"the {kind} {name!r}{package} cannot be imported: {type(error).__name__}: {reason}"
         ) from error
-
-
-def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The sentence about a name that does not exist, with the nearest one that does."""
-    near = get_close_matches(name, known, 1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
-    return f"unknown {what} {name!r}{meant}; there are {', '.join(known) or 'none'}"
 
 
 def wrong_kind(kind: PluginKind, name: str, found: Any, wanted: str) -> ConfigError:

@@ -3,6 +3,7 @@
 import ast
 import dis
 import hashlib
+import json
 import platform
 import sys
 import sysconfig
@@ -50,6 +51,23 @@ def code_fingerprint() -> str:
     for file in sorted(root.rglob("*.py")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def digest_of(*parts: Any) -> str:
+    """A checksum of tensors and arrays, with their shapes and types, and of plain values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if hasattr(part, "detach"):  # a tensor, of a type that NumPy may not have
+            import torch
+
+            digest.update(f"{tuple(part.shape)} {part.dtype};".encode())
+            flat = part.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().data)
+        elif hasattr(part, "tobytes"):
+            digest.update(f"{part.shape} {part.dtype};".encode() + part.tobytes())
+        else:
+            digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b";")
+    return digest.hexdigest()
 
 
 _NOT_OWN = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[1])

@@ -7,9 +7,10 @@ command line, the saved configuration and the documentation all read them from h
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeVar, final
 
@@ -78,12 +79,55 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def require(satisfied: bool, argument: str, got: object, accepted: str) -> None:
-    """Raise a ConfigError naming the argument, its value and the accepted values."""
+def require(
+    satisfied: bool, argument: str, got: object, accepted: str, known: Iterable[str] = ()
+) -> None:
+    """Raise a ConfigError naming the argument, its value and the accepted values.
+
+    Arguments:
+        known: names among the accepted values; the one nearest to a wrong name is suggested.
+    """
     if not satisfied:
-        raise ConfigError(f"{argument} must be {accepted}, not {got!r}")
+        raise ConfigError(f"{argument} must be {accepted}, not {got!r}{did_you_mean(got, known)}")
 
 
+def did_you_mean(got: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a wrong name: the nearest known one, or nothing."""
+    if not isinstance(got, str):
+        return ""
+    written = {_plain(name): name for name in known}
+    near = get_close_matches(_plain(got), written, 1)
+    return f": did you mean {written[near[0]]!r}?" if near else ""
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """The sentence about a name that does not exist, with the nearest one that does.
+
+    Arguments:
+        what: the kind of thing, such as "method".
+        name: as given.
+        known: all names; where there are many, the nearest one stands alone.
+    """
+    meant = did_you_mean(name, known)
+    there_are = f"here are {', '.join(known) or 'none'}"
+    if not meant:
+        return f"unknown {what} {name!r}; t{there_are}"
+    more = f" T{there_are}" if 1 < len(known) <= _MANY else ""
+    return f"unknown {what} {name!r}{meant}{more}"
+
+
+def beginnings(names: Iterable[str]) -> dict[str, None]:
+    """Every beginning in whole parts of dotted names: a, a.b and a.b.c of a.b.c."""
+    split = [name.split(".") for name in names]
+    return {".".join(parts[:n]): None for parts in split for n in range(1, len(parts) + 1)}
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: PCA_OGD is pca-ogd."""
+    return name.casefold().replace("_", "-")
+
+
+_MANY = 20  # names that a sentence has no room for
 Options = TypeVar("Options")
 
 
@@ -95,14 +139,16 @@ class Accepted:
     Arguments:
         fits: whether a value is one of them.
         words: their description in an error message.
+        known: the names among them.
     """
 
     fits: Callable[[Any], bool]
     words: str
+    known: tuple[str, ...] = ()
 
     def check(self, argument: str, value: object) -> None:
         """Reject a value that does not fit."""
-        require(self.fits(value), argument, value, self.words)
+        require(self.fits(value), argument, value, self.words, self.known)
 
 
 def is_whole(value: object) -> bool:
@@ -147,6 +193,7 @@ def option(
     choices: tuple[str, ...] = (),
     accepted: Accepted | None = None,
     setting: str = "",
+    search: tuple[Any, ...] = (),
 ) -> Any:
     """A dataclass field that is also a command-line option.
 
@@ -156,9 +203,11 @@ def option(
         choices: the accepted texts, if only some are.
         accepted: the accepted numbers, if only some are.
         setting: the option's name on the command line and in a configuration, if not the field's.
+        search: the values that `forgetless tune` tries if it is told no others, from small to
+            large; none for an option that it leaves alone, such as a budget.
     """
     metadata = {"help": help, "choices": choices, "accepted": accepted, "setting": setting}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata | {"search": search})
 
 
 def setting_name(option_field: Field[Any]) -> str:
@@ -199,7 +248,7 @@ def check_option(option_field: Field[Any], value: object, argument: str) -> None
     if value is None and option_field.default is None:
         return
     if choices:
-        require(value in choices, argument, value, " or ".join(choices))
+        require(value in choices, argument, value, " or ".join(choices), choices)
     if accepted is not None:
         accepted.check(argument, value)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.linalg import is_under
-from forgetless.support.validation import ConfigError, DataError, first_line, require
+from forgetless.support.validation import ConfigError, DataError, beginnings, first_line, require
 from forgetless.tangent.evaluation import Batch, Evaluation, Scalar, close, true_class
 from forgetless.tangent.features import Chunks, TangentFeatures
 
@@ -86,7 +86,7 @@ def chosen_names(model: nn.Module, params: Params | None) -> tuple[str, ...]:
         if isinstance(one, str):
             found = [n for a, n in aliases.items() if is_under(a, [one])]
             has = f"names or prefixes of names, such as {next(iter(own), 'none')!r}"
-            require(bool(found), "params", one, has)
+            require(bool(found), "params", one, has, beginnings(aliases))
             chosen += found
         elif isinstance(one, Tensor):
             if one not in name_of:

@@ -67,7 +67,7 @@ def model_drift(
     *,
     chunk: int = 1024,
 ) -> Tensor:
-    """δ^{s→t}(X) of a network between two of its `state_dict`s, (n,).
+    """δ^{s→t}(X) of a network between two of its states, (n,).
 
     Evaluated in eval mode; the network's own parameters, buffers and modes do not change.
 

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from forgetless.linalg import Layout, is_under, orthonormalize
+from forgetless.support.progress import advance, bar_on_terminal
 from forgetless.support.validation import (
     POSITIVE,
     ConfigError,
     DataError,
+    beginnings,
     first_line,
     is_whole,
     require,
@@ -365,6 +367,7 @@ def _accuracy(outputs: Tensor, labels: Tensor, classes: range) -> float | None:
     return 100 * (predicted == labels).double().mean().item()
 
 
+@bar_on_terminal("forecast")
 def forecast(
     model: nn.Module,
     source: Pair,
@@ -429,7 +432,7 @@ def forecast(
     for name, count in (counts | {"overlap_samples": overlap_samples}).items():
         whole(1).check(name, count)
     components = _counts(components)
-    tell = on_stage or (lambda what: None)
+    tell = _telling(on_stage)
     generator = torch.Generator().manual_seed(seed)
     tangent = TangentModel(copied(model))
     basis = _avoided(basis, tangent.theta, components)
@@ -554,13 +557,25 @@ def _merged_steps(problem: SourceAndTarget, lr: float, batch_size: int) -> int:
     return merge
 
 
+def _telling(on_stage: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Each step is told to whoever asked, and to whoever watches the progress."""
+
+    def tell(what: str) -> None:
+        advance(what, 0, 1)
+        if on_stage is not None:
+            on_stage(what)
+
+    return tell
+
+
 def _without(tangent: TangentModel, exclude: Sequence[str]) -> list[str]:
     """The trained parameters whose names begin with none of these, in whole parts."""
-    beginnings = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    for start in beginnings:
+    starts = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    accepted = "the beginning of a trained parameter's name"
+    for start in starts:
         known = isinstance(start, str) and any(is_under(n, [start]) for n in tangent.layout.shapes)
-        require(known, "exclude", start, "the beginning of a trained parameter's name")
-    names = [n for n in tangent.layout.shapes if not is_under(n, beginnings)]
+        require(known, "exclude", start, accepted, beginnings(tangent.layout.shapes))
+    names = [n for n in tangent.layout.shapes if not is_under(n, starts)]
     require(bool(names), "exclude", exclude, "not all of the model's trained parameters")
     return names
 

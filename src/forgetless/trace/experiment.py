@@ -5,8 +5,6 @@ that the run uses. What a script made itself is marked by `scenario_from`, `meth
 `model_from`, the import path or "as given".
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +12,15 @@ from inspect import isroutine
 from pathlib import Path
 from typing import Any, Literal, final
 
-import torch
 from torch import Tensor
 
 from forgetless.support.plugins import AS_GIVEN, import_path
+from forgetless.support.provenance import digest_of
 from forgetless.trace.checkpoint import CHECKPOINTS, Store
 from forgetless.trace.trace import Keep, Trace, is_trace, load_trace, weights_file
 
 # Settings that decide how a run is carried out, not what comes out.
-INCIDENTAL = frozenset({"seeds_together", "evaluate"})
+INCIDENTAL = frozenset({"seeds_together", "evaluate", "method_family"})
 # The parts of a fingerprint that settings may not explain, and what differs then.
 _PARTS = {
     "scenario": "the scenario's options or code",
@@ -82,19 +80,6 @@ def changed_settings(there: Mapping[str, Any], here: Mapping[str, Any], most: in
     said = [f"{n} is {_shown(there.get(n))} there and {_shown(here.get(n))} here" for n in names]
     more = f" and {len(said) - most} more" if len(said) > most else ""
     return ", ".join(said[:most]) + more
-
-
-def digest_of(*parts: Any) -> str:
-    """A checksum of tensors, with their shapes and types, and of plain values."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        if isinstance(part, Tensor):
-            digest.update(f"{tuple(part.shape)} {part.dtype};".encode())
-            flat = part.detach().cpu().contiguous().flatten()
-            digest.update(flat.view(torch.uint8).numpy().data)
-        else:
-            digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b";")
-    return digest.hexdigest()
 
 
 def plain(value: Any) -> Any:

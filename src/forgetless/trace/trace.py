@@ -69,7 +69,7 @@ def _fingerprint(folder: Path) -> str:
 Array = NDArray[np.float64]
 Metric = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Keep = Literal["all", "weights", "nothing"]
-KEEPS = Accepted(lambda value: value in get_args(Keep), "all, weights or nothing")
+KEEPS = Accepted(lambda value: value in get_args(Keep), "all, weights or nothing", get_args(Keep))
 Status = Literal["running", "complete", "interrupted", "failed"]
 
 

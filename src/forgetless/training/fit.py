@@ -21,12 +21,13 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from forgetless.data import Scenario, Split, Task
-from forgetless.methods import Method
+from forgetless.methods import Method, method_calls
 from forgetless.methods.state import state_tensors
 from forgetless.subspace import Storage
 from forgetless.subspace.storage import Footprint, budget_of, fitting_storage, is_shortage, shortage
 from forgetless.support import signals
 from forgetless.support.files import FolderLock
+from forgetless.support.progress import advance, bar_on_terminal
 from forgetless.support.provenance import versions
 from forgetless.support.streams import global_stream
 from forgetless.support.validation import (
@@ -48,17 +49,9 @@ from forgetless.trace import (
     remove_unfinished,
     tasks_learned,
 )
-from forgetless.training.build import (
-    ModelFactory,
-    ModelOptions,
-    ModelSource,
-    describe,
-    make_learner,
-    make_model,
-    seed_groups,
-    task_fingerprint,
-)
+from forgetless.training.build import describe, make_learner, seed_groups, task_fingerprint
 from forgetless.training.learner import Learner
+from forgetless.training.models import ModelFactory, ModelOptions, ModelSource, make_model
 from forgetless.training.network import Network
 from forgetless.training.resume import LoadedCheckpoint, Position, Savepoint, Saver
 from forgetless.training.sampling import batch_of
@@ -405,10 +398,11 @@ class _GroupLoop:
 
     def _report(self, t: int, epoch: int, accuracy: float | None) -> None:
         run = self.run
-        if run.observer is None:
-            return
         epochs, tasks = run.training.epochs, run.scenario.n_tasks
         done = (self.group + (t + epoch / epochs) / tasks) / len(run.saver.groups)
+        advance(f"task {t + 1} of {tasks}", done, 1)
+        if run.observer is None:
+            return
         measured = run.trace.accuracy[self._rows, t].tolist()
         run.observer(
             Progress(self.learner.seeds, t + 1, tasks, epoch, epochs, done, accuracy, measured)
@@ -453,7 +447,8 @@ def fit(
         checkpoint_every: minutes between checkpoints within a task, besides those after each task;
             0 for never.
         on_checkpoint: called when a checkpoint is written, to copy it elsewhere.
-        observer: called with the progress.
+        observer: called with the progress; without one a run that takes long shows a bar on a
+            terminal.
         threads: of torch on a CPU, which gets its own number back; by default what the environment
             variable FORGETLESS_THREADS says, or as few as the network is small.
 
@@ -502,6 +497,8 @@ def fit(
         return make_learner(scenario, method, model, seeds, training, heads, where, storage)
 
     with ExitStack() as stack:
+        if observer is None:
+            stack.enter_context(bar_on_terminal(method.label or method.name))
         if trace.path is not None:
             stack.enter_context(FolderLock(trace.path))
         if saver.active:
@@ -518,7 +515,8 @@ def _check_kinds(scenario: Any, method: Any, training: Any) -> None:
     tasks = isinstance(scenario, Scenario)
     require(tasks, "scenario", scenario, "a Scenario, such as scenario('rotated-digits')")
     made = isinstance(method, Method)
-    require(made, "method", method, "a method with its settings, such as SGD() or PCAOGD()")
+    accepted = "a method with its settings, such as SGD() or PCAOGD()"
+    require(made, "method", method, accepted, method_calls())
     known = training is None or isinstance(training, Training)
     require(known, "training", training, "a Training, such as Training(epochs=5)")
 

@@ -55,7 +55,7 @@ def _named_or_made(names: Any, what: str) -> Accepted:
         return named or callable(value)
 
     known = ", ".join(name or "nothing" for name in names)
-    return Accepted(fits, f"{known}, a function of {what}, or file.py:function")
+    return Accepted(fits, f"{known}, a function of {what}, or file.py:function", tuple(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Training:
 
     epochs: int = option(10, "Passes over the training set of each task.", accepted=whole(1))
     batch_size: int = option(32, "Samples in a step.", accepted=whole(1))
-    lr: float = option(1e-3, "Learning rate.", accepted=_LR)
+    lr: float = option(1e-3, "Learning rate.", accepted=_LR, search=(0.001, 0.003, 0.01, 0.03, 0.1))
     optimizer: str | Callable[[list[Any]], Any] = option(
         "sgd",
         "Optimizer, new for each task: a name, or file.py:function of parameters that returns one "

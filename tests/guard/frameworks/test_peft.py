@@ -1,10 +1,12 @@
 """LoRA adapters: they are protected and move, and what is under them does neither."""
 
 import peft
+import pytest
 import torch
 
 from forgetless import PCAOGD, Guard
 from forgetless.guard.frameworks.transformers import GuardTrainerCallback
+from forgetless.support.validation import ForgetlessWarning
 from tests.guard.frameworks.common import leak, vector
 from tests.guard.frameworks.test_transformers import llama, tokens, train
 
@@ -53,3 +55,20 @@ def test_adapters_in_the_trainer(tmp_path):
     assert leak(callback.guard, before, vector(model, callback.guard.names), directions) < 1e-5
     for name, tensor in frozen(model).items():
         torch.testing.assert_close(tensor, base[name], rtol=0, atol=0)
+
+
+def test_a_new_optimizer_of_merged_weights_is_told_of():
+    model = adapted()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
+    guard = Guard(model, optimizer)
+    batch = torch.stack([row["input_ids"] for row in tokens(0)])
+    guard.end_task({"input_ids": batch, "labels": batch})
+    merged = model.merge_and_unload()
+    merged.requires_grad_(True)
+    new = torch.optim.AdamW(merged.parameters(), lr=1e-3)
+    words = r"lora_A.*, which the guard protects, is no longer .* an adapter was merged"
+    merged(input_ids=batch, labels=batch).loss.backward()
+    with pytest.warns(ForgetlessWarning, match=words) as caught:
+        new.step()
+    new.step()
+    assert len(caught) == 1

@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import ttest_ind_from_stats
 
 from forgetless.paper.artefacts import table1
-from forgetless.paper.numbers import mean
 from forgetless.paper.printed import TABLE1, Cell
 from forgetless.paper.results import load_results
+from forgetless.support.statistics import mean
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from forgetless.methods import Samples
-from forgetless.training.build import MLP
 from forgetless.training.fast.perceptron import Layer, Perceptron, Products, perceptron_of
+from forgetless.training.models import MLP
 from forgetless.training.network import Network
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -170,7 +170,7 @@ def chosen_output(output: Named | Output | None, model: nn.Module) -> Named | Ou
     and taggers; for all others None: outputs and target tell.
     """
     known = output is None or callable(output) or (isinstance(output, str) and output in _OUTPUTS)
-    require(known, "output", output, f"{', '.join(map(repr, _OUTPUTS))} or a function")
+    require(known, "output", output, f"{', '.join(map(repr, _OUTPUTS))} or a function", _OUTPUTS)
     config = getattr(model, "config", None)
     if output == "likelihood" and getattr(config, "is_encoder_decoder", False):
         raise ConfigError(

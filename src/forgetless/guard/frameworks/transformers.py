@@ -79,10 +79,10 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
         handler = trainer.callback_handler
         handler.callbacks = [self, *(one for one in handler.callbacks if one is not self)]
 
-    def end_task(self, loader: Any) -> None:
+    def end_task(self, loader: Any, held_out: Any = None) -> None:
         """Store the task that was just learned, on data that `Guard.end_task` takes."""
         with _without_autocast(self._model):
-            super().end_task(loader)
+            super().end_task(loader, held_out)
         self._save(*self._folders, metadata={_FINISHED: str(self._step)})
 
     def on_train_begin(

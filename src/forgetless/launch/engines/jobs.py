@@ -34,8 +34,9 @@ from forgetless.trace import (
     run_status,
 )
 from forgetless.trace.checkpoint import CHECKPOINTS, Store
-from forgetless.training.build import build_model, seed_groups
+from forgetless.training.build import seed_groups
 from forgetless.training.fit import resolve_device
+from forgetless.training.models import build_model
 from forgetless.training.settings import Observer, Progress
 
 

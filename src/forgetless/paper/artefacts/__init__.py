@@ -16,7 +16,7 @@ from forgetless.paper.artefacts import (
     variance,
 )
 from forgetless.paper.workshop import Artefact
-from forgetless.support.validation import ConfigError
+from forgetless.support.validation import ConfigError, unknown
 
 _ALL = (
     table1.TABLE1,
@@ -49,7 +49,7 @@ def chosen(names: list[str]) -> list[Artefact]:
 
     def add(name: str) -> None:
         if name not in ARTEFACTS:
-            raise ConfigError(f"unknown artefact {name!r}; there are all, {', '.join(ARTEFACTS)}")
+            raise ConfigError(unknown("artefact", name, ["all", *ARTEFACTS]))
         for needed in ARTEFACTS[name].needs:
             add(needed)
         found[name] = ARTEFACTS[name]

@@ -9,21 +9,12 @@ from numpy.typing import NDArray
 from forgetless.methods import method_label
 from forgetless.paper.artefacts import table1
 from forgetless.paper.benchmarks import NAMES, TABLE1_METHODS, Run, Scale
-from forgetless.paper.numbers import (
-    DIVERGED,
-    apart,
-    cell,
-    diverged,
-    estimate,
-    estimate_printed,
-    mean,
-    student,
-    table,
-)
+from forgetless.paper.numbers import DIVERGED, cell, diverged, estimate_printed, table
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.printed import FINAL, TABLE1
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Cells, Workshop, each
+from forgetless.support.statistics import apart, estimate, mean, student
 from forgetless.trace import BEST_WITHIN
 
 _IMAGES = 256  # of a noisy evaluation: an unused setting of the released code

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from forgetless.paper.artefacts import table1
 from forgetless.paper.benchmarks import NAMES, Run, Scale
-from forgetless.paper.numbers import mean, shown, table
+from forgetless.paper.numbers import shown, table
 from forgetless.paper.pictures import Pictures, panels
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Probe, Workshop, each_probed
+from forgetless.support.statistics import mean
 from forgetless.tangent import TangentFeatures
 from forgetless.theory import kernel_change
 

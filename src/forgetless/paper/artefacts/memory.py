@@ -8,21 +8,12 @@ from matplotlib.figure import Figure
 
 from forgetless.methods import method_label
 from forgetless.paper.benchmarks import NAMES, Run, Scale
-from forgetless.paper.numbers import (
-    DIVERGED,
-    accuracies,
-    average,
-    cell,
-    mean,
-    picked,
-    shown,
-    std,
-    table,
-)
+from forgetless.paper.numbers import DIVERGED, accuracies, average, cell, picked, shown, table
 from forgetless.paper.pictures import Pictures, panels
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Workshop, each
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
+from forgetless.support.statistics import mean, std
 
 BENCHMARKS = ("rotated", "cifar", "permuted")
 METHODS = ("ogd", "pca-ogd")

@@ -10,12 +10,13 @@ from forgetless.paper import numbers
 from forgetless.paper.artefacts.memory import sweep_run
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.benchmarks import NAMES, Run, Scale
-from forgetless.paper.numbers import mean, shown, std, table
+from forgetless.paper.numbers import shown, table
 from forgetless.paper.pictures import Pictures, legend_below, panels
 from forgetless.paper.replay import Replay
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Probe, Workshop, each, each_probed
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
+from forgetless.support.statistics import mean, std
 from forgetless.theory import operator_overlap, overlap_spectrum
 
 DROP = "rotated"  # the benchmark of the drop figure, with all memories

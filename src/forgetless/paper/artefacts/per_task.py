@@ -9,22 +9,13 @@ from matplotlib.figure import Figure
 from forgetless.methods import method_label
 from forgetless.paper.artefacts import table1
 from forgetless.paper.benchmarks import NAMES, Run
-from forgetless.paper.numbers import (
-    DIVERGED,
-    allowance,
-    apart,
-    diverged,
-    estimate,
-    estimate_printed,
-    mean,
-    std,
-    table,
-)
+from forgetless.paper.numbers import DIVERGED, allowance, diverged, estimate_printed, table
 from forgetless.paper.pictures import Pictures, legend_below, panels
 from forgetless.paper.printed import FINAL
 from forgetless.paper.results import Data
 from forgetless.paper.workshop import Artefact, Workshop, each
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
+from forgetless.support.statistics import apart, estimate, mean, std
 
 _LEAST = 2.5  # points of a task's accuracy that never counted as a disagreement by an earlier rule
 

@@ -5,19 +5,11 @@ from typing import Any
 from forgetless.methods import method_label
 from forgetless.paper.artefacts import table1
 from forgetless.paper.benchmarks import NAMES, TABLE1_METHODS, Protocol, Run, Scale
-from forgetless.paper.numbers import (
-    DIVERGED,
-    UNMEASURED,
-    accuracies,
-    ahead,
-    cell,
-    mean,
-    picked,
-    table,
-)
+from forgetless.paper.numbers import DIVERGED, UNMEASURED, accuracies, cell, picked, table
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Workshop, each
+from forgetless.support.statistics import ahead, mean
 
 LAYERS_BENCHMARK = "cifar"  # the one whose network has convolutions
 LAYERS_METHODS = ("ogd", "pca-ogd")

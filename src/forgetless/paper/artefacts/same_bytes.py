@@ -5,10 +5,11 @@ from math import isqrt
 from typing import Any
 
 from forgetless.paper.benchmarks import NAMES, Run, Scale
-from forgetless.paper.numbers import DIVERGED, accuracies, average, cell, mean, picked, shown, table
+from forgetless.paper.numbers import DIVERGED, accuracies, average, cell, picked, shown, table
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Cells, Workshop
+from forgetless.support.statistics import mean
 
 BENCHMARK = "rotated"
 _ROUND = 640e6  # bytes, a round number below PCA-OGD's

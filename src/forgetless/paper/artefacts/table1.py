@@ -10,18 +10,15 @@ from forgetless.paper.numbers import (
     DIVERGED,
     accuracies,
     allowance,
-    apart,
     cell,
-    estimate,
     estimate_printed,
-    mean,
     shown,
-    std,
     table,
 )
 from forgetless.paper.pictures import Pictures
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, each
+from forgetless.support.statistics import apart, estimate, mean, std
 
 _LEAST = 1.5  # points of A_T or F_T that never counted as a disagreement by an earlier rule
 

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from forgetless.paper import printed
 from forgetless.paper.artefacts.table1 import cell_run
 from forgetless.paper.benchmarks import NAMES, Run, Scale
-from forgetless.paper.numbers import mean, table
+from forgetless.paper.numbers import table
 from forgetless.paper.pictures import Pictures, legend_below, panels
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Cells, Probe, Workshop, each_probed
+from forgetless.support.statistics import mean
 from forgetless.theory import explained_variance
 
 BENCHMARKS = ("permuted", "rotated", "cifar")

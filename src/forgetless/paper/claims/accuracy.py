@@ -25,9 +25,10 @@ from forgetless.paper.claims.base import (
     inside,
     over_protocols,
 )
-from forgetless.paper.numbers import DIVERGED, Margin, ahead, by_chance, mean, student
+from forgetless.paper.numbers import DIVERGED, by_chance
 from forgetless.paper.printed import FINAL, TABLE1
 from forgetless.paper.results import Data
+from forgetless.support.statistics import Margin, ahead, mean, student
 
 ACCURACY, FORGETTING = Claims(), Claims()
 _CLEARLY = "0 outside the difference's 95 % interval (±), every protocol"

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, final
 
-from forgetless.paper.numbers import DIVERGED, Margin, none, two
+from forgetless.paper.numbers import DIVERGED
 from forgetless.paper.results import Results, readable
+from forgetless.support.statistics import Margin, none, two
 
 Verdict = Literal[
     "holds", "holds only under the released protocol", "does not hold", "cannot be decided"

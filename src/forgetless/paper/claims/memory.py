@@ -16,19 +16,9 @@ from forgetless.paper.claims.base import (
     everywhere,
     inside,
 )
-from forgetless.paper.numbers import (
-    Margin,
-    ahead,
-    allowance,
-    apart,
-    estimate,
-    listed,
-    mean,
-    std,
-    student,
-    two,
-)
+from forgetless.paper.numbers import allowance, listed
 from forgetless.paper.results import Data
+from forgetless.support.statistics import Margin, ahead, apart, estimate, mean, std, student, two
 
 CLAIMS = Claims()
 _TWICE = (

@@ -24,8 +24,9 @@ from forgetless.paper.claims.base import (
     everywhere,
     inside,
 )
-from forgetless.paper.numbers import Margin, ahead, apart, estimate, listed, mean, student
+from forgetless.paper.numbers import listed
 from forgetless.paper.results import Data
+from forgetless.support.statistics import Margin, ahead, apart, estimate, mean, student
 
 CLAIMS = Claims()
 _TOGETHER = "rank correlation with the drop over methods and memories positive; two-sided "

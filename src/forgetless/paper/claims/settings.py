@@ -22,20 +22,10 @@ from forgetless.paper.claims.base import (
     inside,
     over_protocols,
 )
-from forgetless.paper.numbers import (
-    DIVERGED,
-    Margin,
-    ahead,
-    apart,
-    estimate,
-    estimate_printed,
-    mean,
-    same_device,
-    student,
-    two,
-)
+from forgetless.paper.numbers import DIVERGED, estimate_printed, same_device
 from forgetless.paper.printed import TABLE1
 from forgetless.paper.results import Data
+from forgetless.support.statistics import Margin, ahead, apart, estimate, mean, student, two
 
 CLAIMS = Claims()
 _MNIST = ("permuted", "rotated", "split")

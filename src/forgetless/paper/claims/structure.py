@@ -18,9 +18,9 @@ from forgetless.paper.claims.base import (
     either,
     everywhere,
 )
-from forgetless.paper.numbers import Margin, ahead, apart, estimate, mean, student
 from forgetless.paper.printed import VARIANCE, VARIANCE_COUNTS, VARIANCE_OF_14
 from forgetless.paper.results import Data
+from forgetless.support.statistics import Margin, ahead, apart, estimate, mean, student
 
 CLAIMS = Claims()
 _OF_200 = VARIANCE["rotated"][VARIANCE_COUNTS.index(200)]

@@ -14,8 +14,9 @@ from forgetless.paper.claims.base import (
     Verdict,
     either,
 )
-from forgetless.paper.numbers import ahead, listed, mean
+from forgetless.paper.numbers import listed
 from forgetless.paper.results import Data
+from forgetless.support.statistics import ahead, mean
 
 CLAIMS = Claims()
 _EXACT = 1e-6  # relative error that counts as rounding and the descent's tolerance
