@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
     from forgetless.data import Blurry, FeatureScenario, Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
+    from forgetless.launch.search import Search, load_search, tune
     from forgetless.methods import (
         AGEM,
         DER,
@@ -85,6 +86,7 @@ __all__ = [
     "Method",
     "Progress",
     "Scenario",
+    "Search",
     "Storage",
     "Task",
     "TensorScenario",
@@ -100,9 +102,11 @@ __all__ = [
     "forecast",
     "forgetting",
     "forward_transfer",
+    "load_search",
     "load_trace",
     "scenario",
     "tangent_features",
+    "tune",
 ]
 
 # Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
@@ -110,6 +114,7 @@ _MODULES = {
     "data": "Blurry FeatureScenario Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
+    "launch.search": "Search load_search tune",
     "methods": (
         "AGEM DER DERPP ER ERACE EWC GEM GEMNT GPM OGD PCAOGD SGD SGP SI AdamNSCL Joint "
         "KFACLaplace KronEWC KronOGD LwF Method View"
