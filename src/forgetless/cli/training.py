@@ -34,7 +34,7 @@ from forgetless.cli.options import (
     values_to_set,
     with_config_options,
 )
-from forgetless.cli.progress import Board, logger_names, say, say_report
+from forgetless.cli.progress import Board, say, say_report
 from forgetless.data import build_scenario
 from forgetless.launch.engines import (
     Engine,
@@ -56,6 +56,7 @@ from forgetless.launch.runs import (
     resolve,
 )
 from forgetless.report import comparison_table, task_table
+from forgetless.report.loggers import logger_names
 from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.files import is_shared, without_password, write_atomically
