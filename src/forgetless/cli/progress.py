@@ -46,9 +46,18 @@ class Board:
         workers: how many jobs run at a time.
         log: names of loggers, comma-separated.
         console: where to; standard error by default.
+        lines: print the lines where there is no terminal.
     """
 
-    def __init__(self, workers: int = 1, log: str = "", console: Console | None = None) -> None:
+    def __init__(
+        self,
+        workers: int = 1,
+        log: str = "",
+        console: Console | None = None,
+        *,
+        lines: bool = True,
+    ) -> None:
+        self._lines = lines
         self._console = console or Console(stderr=True)
         self._workers = workers
         self._log = logger_names(log)
@@ -122,7 +131,8 @@ class Board:
             if not self._unfinished[folder] and folder in self._loggers:
                 self._loggers.pop(folder)[0].close()
         self._show(event)
-        if event.kind != "progress" and self._workers > 1 and not self._console.is_terminal:
+        tells = self._lines and self._workers > 1 and not self._console.is_terminal
+        if event.kind != "progress" and tells:
             say(self._line(event), self._console)
 
     def _restart(self) -> None:

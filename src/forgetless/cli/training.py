@@ -55,6 +55,7 @@ from forgetless.launch.runs import (
     refuse_unused,
     resolve,
 )
+from forgetless.launch.search import best_configs, load_search
 from forgetless.report import comparison_table, task_table
 from forgetless.report.loggers import logger_names
 from forgetless.report.page import PAGE, make_report
@@ -66,6 +67,7 @@ from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
 from forgetless.training.models import ModelFactory
 
 _METHODS = "sgd,ewc,a-gem,ogd,pca-ogd"
+_SEEDS_OF_BEST = "5"
 
 
 @with_config_options
@@ -126,6 +128,15 @@ def compare_command(
             autocompletion=completing(method_names),
         ),
     ] = None,
+    best: Annotated[
+        Path | None,
+        typer.Option(
+            "--best",
+            metavar="FILE",
+            help="Train with the settings that `forgetless tune` chose, a search.json, and 5 "
+            "seeds.  [default methods: all in it]",
+        ),
+    ] = None,
     to_set: Set = None,
     data: DataFolder = None,
     out: OutPlace = None,
@@ -143,7 +154,10 @@ def compare_command(
     settings: dict[str, Any],
 ) -> None:
     """Train several methods on the tasks of SCENARIO and show the results side by side."""
-    parts = _chosen_runs(scenario, ",".join(methods or [_METHODS]), to_set, settings)
+    if best is None:
+        parts = _chosen_runs(scenario, ",".join(methods or [_METHODS]), to_set, settings)
+    else:
+        parts = _best_runs(best, scenario, methods, to_set, settings)
     _check(parts, settings, keep, checkpoint_every, log)
     started = time.perf_counter()
     shared = out.rstrip("/") if out is not None and is_shared(out) else None
@@ -172,13 +186,34 @@ def _chosen_runs(
     scenario: str, listed: str, to_set: list[str] | None, settings: dict[str, Any]
 ) -> dict[str, Config]:
     """The configuration of each method in --methods, by the name of its folder."""
-    names = [name.strip() for name in listed.split(",") if name.strip()]
+    names = _names(listed)
     own = values_to_set(to_set or [], names)
     configs = [resolve(scenario, name, own[name], **settings) for name in names]
     parts = {config.method_name: config for config in configs}
     distinct = bool(parts) and len(parts) == len(configs)
     require(distinct, "--methods", listed, "one or more different methods, comma-separated")
     return parts
+
+
+def _best_runs(
+    file: Path,
+    scenario: str,
+    methods: list[str] | None,
+    to_set: list[str] | None,
+    settings: dict[str, Any],
+) -> dict[str, Config]:
+    """The configuration of each method with the settings that a search chose, by its folder."""
+    search = load_search(file)
+    names = None if methods is None else _names(",".join(methods))
+    own = values_to_set(to_set or [], names or [of["source"] for of in search.methods.values()])
+    given = {"seeds": _SEEDS_OF_BEST, **settings}
+    configs = best_configs(search, scenario, names, given, own)
+    return {config.method_name: config for config in configs}
+
+
+def _names(listed: str) -> list[str]:
+    """The names in a list of methods."""
+    return [name.strip() for name in listed.split(",") if name.strip()]
 
 
 @contextmanager

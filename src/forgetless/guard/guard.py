@@ -74,7 +74,8 @@ class Guard:
 
     After `end_task` the method changes every step of the optimizer. Projections (KronOGD, GPM,
     PCA-OGD, A-GEM, …) change the optimizer's update, Δθ ← P Δθ, so momentum, weight decay and
-    adaptive step sizes leak only the rounding of the weights, which is coarse in half precision;
+    adaptive step sizes leak only the rounding of the weights. In half precision, where that is
+    coarse, what a step could not change is added to later ones, so that it never adds up;
     KronEWC, EWC and joint training add to the gradient. Only one guard can project a parameter's
     updates.
 
@@ -264,7 +265,7 @@ class Guard:
         if now is not None:
             with full_precision(parameters.device):
                 state = grown_state(self.method, now.state, growth, parameters.read())
-            now = replace(now, state=state)
+            now = replace(now, state=state, rest=None)
         if changed is not None and self.tasks:
             self._warn(
                 f"the weights of {changed} are not those of the model before, in the rows that "
@@ -383,7 +384,8 @@ class Guard:
         require(len(loaders) == self.tasks, "refresh's loaders", len(loaders), wanted)
         self._steps.watch.between_steps()
         with self._bar("refreshing"), self._all_or_nothing():
-            now = replace(self._initial(), kept=self._current().kept)
+            old = self._current()
+            now = replace(self._initial(), kept=old.kept, rest=old.rest)
             for loader in loaders:
                 now = self._with_task(now, loader)
             self._set(now)
@@ -576,6 +578,7 @@ class Guard:
 
     def _set(self, snapshot: Snapshot) -> None:
         self._now, self._finished = snapshot, None
+        self._parameters.rest = snapshot.rest
         self._steps.set_state(snapshot.state, snapshot.storage, snapshot.tasks, snapshot.steps)
         self._drift.start(snapshot.kept, snapshot.steps)
         self._freeze()
@@ -612,7 +615,8 @@ class Guard:
         if self._now is None:  # the first state is that of the weights at the first step
             return self._initial()
         now: Snapshot = self._now
-        return replace(now, state=self._steps.state, steps=self._steps.steps)
+        rest = self._parameters.rest
+        return replace(now, state=self._steps.state, steps=self._steps.steps, rest=rest)
 
     def _initial(self) -> Snapshot:
         state = check_state(self.method, self._empty(self._storage), 1)
@@ -725,7 +729,8 @@ class Guard:
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
         kept = self._drift.keep(now.kept, number, checked)
-        return Snapshot(state, storage, number, now.steps, notes, self._random(), kept)
+        random = self._random()
+        return Snapshot(state, storage, number, now.steps, notes, random, kept, now.rest)
 
     def _with_chosen_storage(self, now: Snapshot, data: TaskData | SharedTaskData) -> Snapshot:
         """The storage that needs less for this model, by the features of a few samples."""

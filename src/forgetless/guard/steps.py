@@ -319,7 +319,7 @@ class Steps:
         self._parameters.difference(before, step)  # the optimizer's step, as it is subtracted
         changed = self._changed(step.vector, before.vector, movable)
         torch.sub(step.vector, changed, out=removed.vector)
-        self._parameters.add(removed)
+        self._parameters.add(removed, movable)
         self.removed.add(step.parts, removed.parts)
 
     @property
