@@ -74,12 +74,15 @@ $(CORE): pyproject.toml constraints.txt
 	$(INSTALL) --editable .
 	touch $@
 
-$(READY): $(CORE) tests/guard/frameworks/avalanche.txt
+$(READY): $(CORE) tests/guard/frameworks/avalanche.txt tests/launch/engines/s3.txt
 	$(INSTALL) --editable ".[dev]"
 	# Apart from the rest: torchvision, which Avalanche imports, does not load on a CPU-only torch, and
 	# Lightning and transformers break where it is installed and does not load.
 	$(INSTALL) --no-deps --upgrade \
 	    --target $(VENV)/avalanche --requirement tests/guard/frameworks/avalanche.txt
+	# Apart, since its pins of common packages are older than the rest's.
+	$(INSTALL) --no-deps --upgrade \
+	    --target $(VENV)/s3 --requirement tests/launch/engines/s3.txt
 	touch $@
 
 clean:

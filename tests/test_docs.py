@@ -119,7 +119,10 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_options_exist(page):
-    known = {flag(name) for name in setting_fields()} | set(OF_COMMANDS)
+    fields = setting_fields()
+    switches = [n for n, of in fields.items() if next(iter(of.values())).type in (bool, "bool")]
+    known = {flag(name) for name in fields} | {f"--no-{flag(n)[2:]}" for n in switches}
+    known |= set(OF_COMMANDS)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text("utf-8")))
     assert named <= known
 

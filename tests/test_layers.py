@@ -71,7 +71,7 @@ WHOLE = {
     "guard": "as_fit",
     "guard/distributed": "page states worlds",
     "guard/frameworks": "extras peft processes",
-    "methods": "all_methods consolidation laws new_method own_methods",
+    "methods": "avalanche all_methods consolidation laws new_method own_methods",
     "paper": "claims diverged",
     "theory": "bad_input theory_page",
 }

@@ -9,8 +9,8 @@ from typing import Any, Protocol, final, runtime_checkable
 
 from forgetless.support.validation import ConfigError
 
-_FIRST = 10  # steps between two moments at the start of a task
-_MOST = 64  # moments of a task; where there are more, every second one is dropped
+_FIRST = 20  # steps between two moments at the start of a task
+_MOST = 40  # moments of a task; where there are more, every second one is dropped
 _FOLDER = Path("runs")
 
 

@@ -289,7 +289,7 @@ class _GroupLoop:
         """
 
         def made(t: int) -> tuple[Task, str]:
-            task = self.run.scenario.task(t, self.learner.seeds)
+            task = self.run.scenario.checked_task(t, self.learner.seeds)
             return task, self.run.saver.checksum(task)
 
         with ThreadPoolExecutor(1) as pool:
