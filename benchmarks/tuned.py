@@ -48,8 +48,8 @@ ROWS: dict[str, Row] = {
     "adam-nscl": ("adam-nscl", {"nscl_ratio": (3.0, 10.0, 30.0, 100.0)}, {}),
     "kfac-laplace": ("kfac-laplace", {"laplace_strength": (0.1, 1.0, 10.0)}, {}),
     "kron-ogd": ("kron-ogd", ENERGIES, {}),
-    "kron-ogd, no shrinkage": ("kron-ogd", ENERGIES, {"shrinkage": 0.0}),
-    "kron-ogd, by itself": ("kron-ogd", {}, {"drift": 1e-3}),
+    "kron-ogd without shrinkage": ("kron-ogd", ENERGIES, {"shrinkage": 0.0}),
+    "kron-ogd by itself": ("kron-ogd", {}, {"drift": 1e-3}),
 }
 SEEDS = "0,1,2,3,4"
 Run = dict[str, Any]
@@ -85,7 +85,7 @@ def measured(
 
 def folder_of(row: str, scenario: str) -> Path:
     """Where the search and the run of a row are resumed from."""
-    return RUNS / scenario / row.replace(", ", "-").replace(" ", "-")
+    return RUNS / scenario / row.replace(" ", "-")
 
 
 def show(row: str, scenario: str, trial: Trial, done: int, total: int) -> None:
