@@ -34,7 +34,7 @@ from forgetless.cli.options import (
     values_to_set,
     with_config_options,
 )
-from forgetless.cli.progress import Board, logger_names, say, say_report
+from forgetless.cli.progress import Board, say, say_report
 from forgetless.data import build_scenario
 from forgetless.launch.engines import (
     Engine,
@@ -57,6 +57,7 @@ from forgetless.launch.runs import (
 )
 from forgetless.launch.search import SEARCH_FILE, best_configs, load_search
 from forgetless.report import as_csv, as_latex, comparison_table, ranking, task_table
+from forgetless.report.loggers import logger_names
 from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.files import is_shared, without_password, write_atomically
