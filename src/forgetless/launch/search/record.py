@@ -286,7 +286,7 @@ def load_search(path: str | Path) -> Search:
 
 def _method_entry(of: Mapping[str, Any]) -> dict[str, Any]:
     parts = {what: dict(of[what]) for what in ("given", "options", "searched")}
-    return {"source": str(of["source"]), "code": str(of["code"]), **parts}
+    return {"source": str(of["source"]), "code": str(of.get("code", "")), **parts}
 
 
 def _trial(entry: Mapping[str, Any], methods: Mapping[str, Any]) -> Trial:
