@@ -210,8 +210,7 @@ def smollm2(folder: Path, method: Method | None, seed: int) -> Run:
     """Fresh adapters of rank 8 in the last 10 of 30 blocks, 40 steps of AdamW on 2 × 32 tokens."""
     import peft
 
-    blocks = range(20, 30)
-    adapters = peft.LoraConfig(r=8, target_modules="all-linear", layers_to_transform=blocks)
+    adapters = peft.LoraConfig(r=8, target_modules=r".*\.2\d\..*_proj")
     model = peft.get_peft_model(copy.deepcopy(pretrained(folder)[0]), adapters)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     if isinstance(method, AGEM):
