@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forgetless.cli.groups import completing
 from forgetless.cli.options import (
     Address,
     CheckpointEvery,
@@ -22,6 +23,7 @@ from forgetless.cli.options import (
     Set,
     engine_for,
     grids_from,
+    method_names,
     values_to_set,
     with_config_options,
 )
@@ -66,6 +68,7 @@ def tune_command(
             "--method",
             metavar="NAMES",
             help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.",
+            autocompletion=completing(method_names),
         ),
     ],
     grid: Annotated[
@@ -84,6 +87,7 @@ def tune_command(
         typer.Option(
             "--sampler",
             metavar="|".join(SAMPLERS),
+            autocompletion=completing(lambda: SAMPLERS),
             help="Try all combinations, or let Optuna choose between the least and the greatest "
             "value of each option.",
         ),

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Run the tests with the oldest dependencies that pyproject.toml allows:
+#     scripts/oldest.sh [pytest's arguments]
+# PyTorch's wheels for Linux bring CUDA's libraries, about 3 GB; PIP_EXTRA_INDEX_URL may name an index that
+# has it for CPUs. Warnings are shown and fail no test: old packages do not know newer ones.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=build/oldest
+if [ ! -x "$venv/bin/pytest" ] || [ constraints-oldest.txt -nt "$venv/.installed" ]; then
+    "${PYTHON:-python3.11}" -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install --quiet --constraint constraints-oldest.txt \
+        --editable . hypothesis pillow pytest pytest-xdist
+    touch "$venv/.installed"
+fi
+"$venv/bin/python" -m pytest -o filterwarnings=default "$@"
