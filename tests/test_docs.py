@@ -56,6 +56,16 @@ OF_COMMANDS = [
     "--only",
     "--tokens",
     "--exclude",
+    "--grid",
+    "--sampler",
+    "--trials",
+    "--extend",
+    "--best",
+    "--against",
+    "--test",
+    "--csv",
+    "--latex",
+    "--tiny",
 ]
 
 
