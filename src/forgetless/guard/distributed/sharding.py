@@ -94,8 +94,8 @@ def training_ranks(
             )
     if any(hasattr(tensor, "ds_tensor") for tensor in tensors):
         raise ConfigError(
-            "a model whose parameters DeepSpeed's ZeRO-3 has taken apart cannot be guarded: shard it "
-            "with torch.distributed.fsdp.fully_shard"
+            "a model whose parameters DeepSpeed's ZeRO-3 has taken apart cannot be guarded: shard "
+            "it with torch.distributed.fsdp.fully_shard"
         )
     first = tensors[0]
     if is_sharded(first):
