@@ -99,6 +99,8 @@ def test_one_seed_has_no_interval_and_no_test():
     shown = text(comparison_table(runs))
     assert "±" not in shown
     assert " p " not in shown
+    with pytest.raises(ConfigError, match="against SGD needs two seeds"):
+        ranking(runs, against="sgd")
     first = rows(runs)[0]
     assert (first["average_accuracy"], first["average_accuracy_interval"], first["p"]) == (
         60.0, None, None,

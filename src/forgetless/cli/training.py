@@ -34,7 +34,7 @@ from forgetless.cli.options import (
     values_to_set,
     with_config_options,
 )
-from forgetless.cli.progress import Board, logger_names, say, say_report
+from forgetless.cli.progress import Board, say, say_report
 from forgetless.data import build_scenario
 from forgetless.launch.engines import (
     Engine,
@@ -57,6 +57,7 @@ from forgetless.launch.runs import (
 )
 from forgetless.launch.search import SEARCH_FILE, best_configs, load_search
 from forgetless.report import as_csv, as_latex, comparison_table, ranking, task_table
+from forgetless.report.loggers import logger_names
 from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.files import is_shared, without_password, write_atomically
@@ -186,6 +187,10 @@ def compare_command(
     TESTS.check("--test", test)
     known = ", ".join(parts)
     require(against is None or against in parts, "--against", against, f"one of {known}")
+    tested = next((n for n, v in (("best", best), ("against", against), ("latex", latex)) if v), "")
+    seeds = next(iter(parts.values())).seed_list()
+    enough = f"two or more for the intervals and tests of --{tested}"
+    require(not tested or len(seeds) > 1, "--seeds", settings.get("seeds", "1"), enough)
     started = time.perf_counter()
     shared = out.rstrip("/") if out is not None and is_shared(out) else None
     name = f"{short_name(scenario)}-compare"

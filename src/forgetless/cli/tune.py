@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, final
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -238,7 +239,8 @@ def _table(search: Search) -> Table:
     """The best settings of each method, and their score."""
     per_class = search.protocol.get("validation_per_class")
     title = f"{search.scenario}: best settings on held-out images"
-    table = Table(title=title)
+    shape: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "min_width": 70}
+    table = Table(title=title, caption_justify="left", **shape)
     table.add_column("method", style="bold")
     table.add_column("settings")
     for heading in ("A_T", "trials"):

@@ -254,6 +254,12 @@ class TensorScenario(Scenario):
             outputs.
         full_head: with "class", let all outputs compete from the start.
         name: for tables and messages.
+
+    Example:
+        >>> x, y = torch.randn(20, 5), torch.arange(20) % 2
+        >>> tasks = TensorScenario([((x, y), (x, y)), ((-x, y), (-x, y))])
+        >>> tasks.n_tasks, tasks.n_outputs
+        (2, 2)
     """
 
     def __init__(

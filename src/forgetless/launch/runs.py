@@ -258,7 +258,18 @@ def _shown(value: Any) -> str:
 
 
 def scenario(name: str, *, data: str | Path | None = None, **options: Any) -> Scenario:
-    """A benchmark by its name, such as "rotated-mnist", with its preset."""
+    """A benchmark by its name, such as "rotated-mnist", with its preset.
+
+    Arguments:
+        name: as `forgetless list` shows it.
+        data: folder with datasets; by default FORGETLESS_DATA or the user's cache.
+        options: what the benchmark has, such as `tasks=3` or `train_per_class=100`.
+
+    Example:
+        >>> digits = scenario("rotated-digits", tasks=3, train_per_class=10)
+        >>> digits.n_tasks, digits.task(0, seeds=[0]).train.inputs.shape
+        (3, torch.Size([100, 1, 8, 8]))
+    """
     config = resolve(name, "sgd", **options)
     return build_scenario(name, config, None if data is None else Path(data))
 

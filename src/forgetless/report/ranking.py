@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from forgetless.report.comparison import Comparison, Entry, compare
 from forgetless.support.statistics import TESTS, Test, ahead, holm, paired_p
-from forgetless.support.validation import require
+from forgetless.support.validation import ConfigError, require
 from forgetless.trace import (
     Metric,
     Trace,
@@ -149,6 +149,8 @@ def ranking(
         if against is None or entries.index(reference) in pair
     ]
     tested = [paired_p(*_paired(entries[a], entries[b]), test) for a, b in pairs]
+    if against is not None and pairs and not any(map(isfinite, tested)):
+        raise ConfigError(f"a test against {reference.label} needs two seeds that both have")
     p_values = dict(zip(pairs, holm(tested)))
     at = entries.index(reference)
     places = []
