@@ -36,8 +36,8 @@ ROW_BYTES = 1 + PIXELS_PER_IMAGE  # the label first
 
 
 @dataclass(frozen=True)
-class Form:
-    """A published form: its folder, its five training files and the test file, and its tarball.
+class Edition:
+    """A published form of the dataset: its folder, its five training files and the test file, and its tarball.
 
     Arguments:
         decode: (content, images, path) → binary rows of a label and 3072 pixels.
@@ -63,7 +63,7 @@ class Form:
         return [_images(b"".join(batches[:-1]), path), _images(batches[-1], path)]
 
 
-def read_folder(form: Form, paths: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
+def read_folder(form: Edition, paths: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
     """Verify and read the six files of the Python form."""
     contents = []
     for path, expected in zip(paths, form.md5, strict=True):
@@ -74,7 +74,7 @@ def read_folder(form: Form, paths: Sequence[Path]) -> list[tuple[Tensor, Tensor]
     return form.splits(contents, paths[0].parent)
 
 
-def read_tarball(form: Form, paths: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
+def read_tarball(form: Edition, paths: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
     """The same from the one tarball in `paths`, which is verified before it is opened."""
     (path,) = paths
     found = sha256_of(path)
@@ -107,7 +107,7 @@ def _images(rows: bytes, path: Path) -> tuple[Tensor, Tensor]:
     return images.reshape(-1, *IMAGE_SHAPE), check_labels(labels, N_CLASSES, path)
 
 
-BINARY = Form(
+BINARY = Edition(
     folder="cifar-10-batches-bin",
     file_names=(*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"),
     decode=rows_from_binary,
@@ -117,7 +117,7 @@ BINARY = Form(
         MAX_TARBALL_BYTES,
     ),
 )
-PYTHON = Form(
+PYTHON = Edition(
     folder="cifar-10-batches-py",
     file_names=(*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"),
     decode=rows_from_pickle,
