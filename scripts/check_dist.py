@@ -50,4 +50,4 @@ def faults(folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     problems = faults(Path(sys.argv[1]))
-    sys.exit("\n".join(problems))
+    sys.exit("\n".join(problems) or 0)

@@ -53,4 +53,4 @@ def broken(site: Path) -> list[str]:
 
 if __name__ == "__main__":
     problems = broken(Path(sys.argv[1]))
-    sys.exit("\n".join(problems))
+    sys.exit("\n".join(problems) or 0)

@@ -1,5 +1,9 @@
 """The check of the built site finds links that lead nowhere."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from scripts.check_site import broken
 
@@ -23,3 +27,11 @@ def test_links_are_followed(tmp_path, link, fault):
     (tmp_path / "picture.png").touch()
     found = broken(tmp_path)
     assert found == ([] if fault is None else [f"{tmp_path / 'index.html'}: {fault}"])
+
+
+@pytest.mark.parametrize(("link", "status"), [("#top", 0), ("gone.html", 1)])
+def test_the_status_tells_whether_a_link_is_broken(tmp_path, link, status):
+    (tmp_path / "index.html").write_text(f'<p id="top"><a href="{link}">')
+    script = Path(__file__).parent.parent / "scripts" / "check_site.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True)
+    assert done.returncode == status
