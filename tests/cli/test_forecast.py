@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from forgetless import Forecast, load_trace
+from forgetless import load_trace
+from forgetless.theory import Effect
 from forgetless.cli import main
 from tests.conftest import forgetless
 
@@ -43,7 +44,7 @@ def test_a_table_for_people(trained, capsys):
 )
 def test_only_classes_that_lose_are_in_danger(changes, words, trained, capsys, monkeypatch):
     shares = {label: (80.0, 80.0 + change) for label, change in enumerate(changes)}
-    monkeypatch.setattr(Forecast, "by_class", lambda self: shares)
+    monkeypatch.setattr(Effect, "by_class", lambda self: shares)
     status, out, _ = forgetless(
         ["forecast", trained / "rotated", "--components", "", "--quick"], capsys
     )
