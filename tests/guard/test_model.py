@@ -9,6 +9,7 @@ from torch import nn, optim
 
 import forgetless
 from forgetless import AGEM, EWC, GEMNT, OGD, PCAOGD, ConfigError, Guard, tangent_features
+from forgetless.theory import linearised_forecast
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers, random

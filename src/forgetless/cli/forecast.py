@@ -26,7 +26,7 @@ from forgetless.launch.rebuild import (
     samples_of,
 )
 from forgetless.launch.runs import resolve
-from forgetless.methods import PCAOGD, Method, build_method, method_options
+from forgetless.methods import METHODS, PCAOGD, Method, build_method, method_options
 from forgetless.support.plugins import installed
 from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, require
 from forgetless.theory import (
@@ -194,8 +194,8 @@ def _linearised(
 
 
 def _method_name(trace: Trace) -> str:
-    """The run's method, unless only a script has it."""
-    if "method_from" in trace.config and trace.method not in installed("method"):
+    """The run's method, unless only a script has it: nothing that a trace names is imported."""
+    if trace.method not in METHODS and trace.method not in installed("method"):
         raise ConfigError(
             f"the run's method {trace.method} is a script's own: name it with --method FILE.py:NAME"
         )
