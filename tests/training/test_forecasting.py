@@ -108,8 +108,9 @@ def test_a_rate_that_is_too_large_is_halved(few_steps):
 def test_training_that_diverges_is_said_to(few_steps):
     known, _, coming = pairs(200)
     training = Training(lr=1e36, epochs=10, batch_size=20)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(TrainingError, match=r"NaN or infinite.*a smaller learning rate"):
-        forecast(network().float(), known, coming, training=training)
+        forecast(model, known, coming, training=training)
 
 
 def adam(parameters):
