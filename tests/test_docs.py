@@ -29,6 +29,7 @@ OF_COMMANDS = [
     "--log",
     "--json",
     "--analyse",
+    "--linearised",
     "--from",
     "--set",
     "--engine",
