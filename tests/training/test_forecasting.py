@@ -49,7 +49,8 @@ def pairs(n: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.fixture
 def few_steps(monkeypatch):
     """A tenth of the steps also where they are few."""
-    monkeypatch.setattr(forecasting, "_LEAST_STEPS", 1)
+    for name in ("_LEAST_STEPS", "_FEW_STEPS"):
+        monkeypatch.setattr(forecasting, name, 1)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

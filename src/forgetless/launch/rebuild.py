@@ -21,7 +21,7 @@ from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceE
 from forgetless.theory import SourceAndTarget, TangentModel
 from forgetless.trace import Trace, tasks_learned
 from forgetless.training.build import head_of, layers_fingerprint, make_learner, task_fingerprint
-from forgetless.training.forecasting import SHARE_OF_STEPS, Forecast, dry_run, effect
+from forgetless.training.forecasting import SHARE_OF_STEPS, Forecast, dry_run, effect, evenly
 from forgetless.training.learner import Learner
 from forgetless.training.models import MODELS, ModelFactory, ModelOptions, ModelSource, make_model
 from forgetless.training.settings import Training
@@ -144,6 +144,8 @@ def load_from_script(text: str) -> FromScript:
 
 def samples_of(split: Split) -> tuple[Tensor, Tensor]:
     """All samples as the first seed sees them: inputs (n, *) and labels (n,)."""
+    if split.orders is None:
+        return split.inputs, split.labels
     inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
     return inputs[0], labels[0]
 
@@ -312,9 +314,8 @@ def forecast_run(
     started = time.perf_counter()
     model = rebuilt.network(weights).to(where, getattr(torch, training.dtype)).eval()
     classes = tasks.competing(source, target), tasks.competing(target)
-    problem = SourceAndTarget(
-        TangentModel(model), samples_of(known.test), samples_of(coming.train), None, *classes
-    )
+    shown = samples_of(coming.train.subset(evenly(len(coming.train))))
+    problem = SourceAndTarget(TangentModel(model), samples_of(known.test), shown, None, *classes)
     run = dry_run(make, coming.train, target, training, share, seed)
     return effect(problem, model, run, started)
 

@@ -25,10 +25,10 @@ _OPEN = (
     "the reason. Not run: it takes a GPU. `forgetless compare split-cifar100 --seeds 5 "
     "--eval-mode-after 1000` trains the missing cells.",
     "**Where the theory predicts real training.** No run holds the kernel fixed, and all networks "
-    "have the paper's width. How the theorem's Δ fares with linearised training, or as layers grow "
-    "wider, is open; so is whether a constant kernel explains any result.",
-    "**Stale or fresh directions.** OGD and PCA-OGD keep directions of a kernel that changes, A-GEM "
-    "takes gradients at the present weights. Stored directions were not recomputed from kept "
+    "have the paper's width. How the theorem's Δ fares with linearised training, or in wider "
+    "layers, is open; so is whether a constant kernel explains any result.",
+    "**Stale or fresh directions.** OGD and PCA-OGD keep directions of a kernel that changes; "
+    "A-GEM takes gradients at the present weights. Stored directions were not recomputed from kept "
     "samples, so how much of the difference is the kernel's change is not measured; the table of "
     "the kernel's change says how much of a task's features has left them.",
     "**The pattern across tasks of Split CIFAR (section 5.3).** The paper names superclasses as a "

@@ -25,7 +25,8 @@ from forgetless.training.learner import Learner, mean_loss
 from forgetless.training.settings import OPTIMIZERS, Training
 
 SHARE_OF_STEPS = 0.1  # that a copy takes; its learning rate is as many times larger
-_LEAST_STEPS = 300  # that it takes if training does: a few large steps are too rough
+_LEAST_STEPS = 30  # that it takes if training does: fewer and larger ones are too rough
+_FEW_STEPS = 300  # up to which it takes more of them, where its rate has to be smaller
 _TRIAL = 1 / 16  # share of the copy's steps after which a rate is compared with half of it
 _LEAST_TRIAL = 4  # steps
 _COMPARED = 256  # samples of the target on which the rates are compared
@@ -164,7 +165,9 @@ def effect(problem: SourceAndTarget, module: nn.Module, run: DryRun, started: fl
         run: the dry run.
         started: `time.perf_counter` when it began.
     """
-    problem.target = evenly(problem.target, _EVALUATED)
+    x, y = problem.target
+    index = evenly(len(y)).to(y.device)
+    problem.target = x[index], y[index]
     now = problem.predict(problem.tangent)
     module.load_state_dict(dict(run.weights))
     return Forecast(
@@ -178,11 +181,9 @@ def effect(problem: SourceAndTarget, module: nn.Module, run: DryRun, started: fl
     )
 
 
-def evenly(samples: Pair, count: int) -> Pair:
-    """Some of the samples, spread evenly."""
-    n = len(samples[1])
-    index = torch.linspace(0, n - 1, min(count, n)).round().long().to(samples[1].device)
-    return samples[0][index], samples[1][index]
+def evenly(n: int, count: int = _EVALUATED) -> Tensor:
+    """Some indices below n, spread evenly, (min(count, n),)."""
+    return torch.linspace(0, n - 1, min(count, n)).round().long()
 
 
 def dry_run(
@@ -196,7 +197,8 @@ def dry_run(
     """Train a copy for a share of the steps, at as many times the learning rate.
 
     While half the rate has a lower loss on the task after a sixteenth of these steps, the rate is
-    too large for this network: it is halved, at most to the real one.
+    too large for this network: it is halved, at most to the real one. Where steps are few, more
+    of them make up for it.
 
     Arguments:
         make: a learner with the network's weights and the method's state, from the settings.
@@ -208,37 +210,37 @@ def dry_run(
     """
     whole_run = training.epochs * math.ceil(len(split) / training.batch_size)
     share = min(1.0, max(share, _LEAST_STEPS / whole_run))
-    epochs = math.ceil(share * training.epochs - 1e-9)
-    size = max(1, round(share * training.epochs / epochs * len(split)))
     order = torch.randperm(len(split), generator=stream(seed, "dry run", task))
     order = order.to(split.labels.device)
     few = split.subset(order[:_COMPARED])
-    part = split if size == len(split) else split.subset(order[:size])
-    steps = epochs * math.ceil(size / training.batch_size)
-    trial = max(_LEAST_TRIAL, round(_TRIAL * steps))
-    rate = 1 / share
 
     def attempt(rate: float) -> _Attempt:
+        steps = max(share * whole_run, min(whole_run / rate, _FEW_STEPS))
+        part_of = min(1.0, steps / whole_run)
+        epochs = math.ceil(part_of * training.epochs - 1e-9)
+        size = max(1, round(part_of * training.epochs / epochs * len(split)))
+        part = split if size == len(split) else split.subset(order[:size])
         return _Attempt(make(_faster(training, rate, epochs)), part, task, epochs)
 
-    best, rates = attempt(rate), [rate]
+    rate = 1 / share
+    best = attempt(rate)
     if rate > 1:
+        trial = max(_LEAST_TRIAL, round(_TRIAL * best.steps))
         best.advance(trial)
         least = best.loss(few)
-        while rates[-1] > 1:
-            rates.append(max(1.0, rates[-1] / 2))
-            slower = attempt(rates[-1])
+        while rate > 1:
+            slower = attempt(max(1.0, rate / 2))
             slower.advance(trial)
             found = slower.loss(few)
             if not found < least and math.isfinite(least):
                 break
-            best, least, rate = slower, found, rates[-1]
+            best, least, rate = slower, found, max(1.0, rate / 2)
     while not best.advance():
         if rate <= 1:
             best.fail()
         rate = max(1.0, rate / 2)
         best = attempt(rate)
-    return DryRun(best.learner.network.state_dict(0), rate, steps, whole_run)
+    return DryRun(best.learner.network.state_dict(0), rate, best.steps, whole_run)
 
 
 def _faster(training: Training, rate: float, epochs: int) -> Training:
@@ -272,10 +274,11 @@ def _with_rate(made: str | Callable[[list[Any]], Any], rate: float) -> Callable[
 
 @final
 class _Attempt:
-    """A copy's training at one rate, in two parts."""
+    """A copy's training at one rate, in two parts; `steps` is how many it takes."""
 
     def __init__(self, learner: Learner, split: Split, task: int, epochs: int) -> None:
         self.learner = learner
+        self.steps = epochs * math.ceil(len(split) / learner.training.batch_size)
         self._task = task
         self._last: float = math.inf  # step before which to pause
         self._first = learner.steps
