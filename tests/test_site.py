@@ -1,25 +1,7 @@
-"""The site has every public name, and its check finds links that lead nowhere."""
-
-import re
-from importlib import import_module
-from pathlib import Path
+"""The check of the built site finds links that lead nowhere."""
 
 import pytest
 from scripts.check_site import broken
-
-import forgetless
-from forgetless import guard
-
-REFERENCE = sorted((Path(__file__).parent.parent / "docs" / "api").glob("*.md"))
-TEXT = "\n".join(page.read_text("utf-8") for page in REFERENCE)
-
-
-def test_the_reference_has_all_public_names():
-    wholes = re.findall(r"automodule:: (\S+)\n   :members:", TEXT)
-    named = {path.rpartition(".")[2] for path in re.findall(r"auto\w+:: (\S+)", TEXT)}
-    named |= {name for package in wholes for name in import_module(package).__all__}
-    assert {"forgetless.theory", "forgetless.llm", "forgetless.report.plots"} < set(wholes)
-    assert {*forgetless.__all__, *guard.__all__} - named == {"__version__"}
 
 
 @pytest.mark.parametrize(

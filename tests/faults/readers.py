@@ -39,6 +39,7 @@ from forgetless.data import features
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
 from forgetless.guard.frameworks.base import FILE, GuardCarrier
+from forgetless.launch.search import SEARCH_FILE, best_configs, load_search, tune
 from forgetless.support.validation import DataError, ForgetlessError, ForgetlessWarning
 from forgetless.trace.checkpoint import CHECKPOINTS
 from forgetless.training.build import make_learner
@@ -250,6 +251,20 @@ def _trace_record(folder: Path) -> Reader:
     return Reader(read, sound, _json_spoiler)
 
 
+def _search(folder: Path) -> Reader:
+    """The file of a search, read as `compare --best` does."""
+    grid = {"lr": (0.05, 0.1), "ewc_strength": (10.0, 100.0)}
+    quick = {"tasks": 1, "epochs": 1, "train_per_class": 4, "validation_per_class": 1}
+    found = tune("rotated-digits", ["sgd", "ewc"], grid=grid, out=folder / "search", **quick)
+    file = folder / "search" / SEARCH_FILE
+
+    def read(content: bytes) -> object:
+        file.write_bytes(content)
+        return best_configs(load_search(file), "rotated-digits", None, {"seeds": "5"}, {})
+
+    return Reader(read, found.as_text().encode(), _json_spoiler)
+
+
 def _trace_weights(folder: Path) -> Reader:
     trace = load_trace(folder / "trace")
     file = folder / "trace" / "seed-0" / "task-01.safetensors"
@@ -388,6 +403,7 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             "features": _stored_features(folder),
             "trace, record": _trace_record(folder),
             "trace, weights": _trace_weights(folder),
+            "search": _search(folder),
             **{
                 f"checkpoint, {p}": _checkpoint(folder, p)
                 for p in ("manifest", "progress", "memory")

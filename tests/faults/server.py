@@ -25,6 +25,10 @@ import torch
 import forgetless
 from forgetless import (
     AGEM,
+    DER,
+    DERPP,
+    ER,
+    ERACE,
     EWC,
     GEM,
     GEMNT,
@@ -33,11 +37,13 @@ from forgetless import (
     PCAOGD,
     SGD,
     SGP,
+    SI,
     AdamNSCL,
     Joint,
     KFACLaplace,
     KronEWC,
     KronOGD,
+    LwF,
     Training,
     fit,
 )
@@ -54,10 +60,16 @@ METHODS = {
     "pca-ogd": PCAOGD(components=5, samples=30),
     "kron-ogd": KronOGD(energy=0.9, samples=30),
     "kfac-laplace": KFACLaplace(samples=30),
-    "kron-ewc": KronEWC(samples=30),
+    "kron-ewc": KronEWC(strength=0.1, tolerance=1e-3, samples=30),
     "gpm": GPM(threshold=0.8, samples=30),
     "sgp": SGP(threshold=0.8, samples=30),
     "adam-nscl": AdamNSCL(ratio=100.0, samples=30),
+    "si": SI(),
+    "lwf": LwF(),
+    "er": ER(buffer=12, batch_size=4),
+    "er-ace": ERACE(buffer=12, batch_size=4),
+    "der": DER(buffer=12, batch_size=4),
+    "der++": DERPP(buffer=12, batch_size=4),
 }
 EVERY_STEP = 1e-9  # minutes between checkpoints
 SEEDS = 2

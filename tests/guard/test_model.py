@@ -122,6 +122,45 @@ def test_weights_of_half_precision(dtype, storage):
     assert all(p.dtype == dtype for p in model.parameters())
 
 
+def roundings(weights: torch.Tensor, dtype: torch.dtype) -> float:
+    """The norm of the largest rounding errors of these weights."""
+    spacing = torch.finfo(dtype).eps * torch.exp2(weights.abs().double().log2().floor())
+    return float(spacing.norm()) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_half_precision_cannot_hold_does_not_add_up(dtype):
+    """After any number of steps the weights are one rounding away from an exact projection."""
+    model = mlp().to(dtype)
+    optimizer = optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    guard = Guard(model, optimizer, OGD(10))
+    x, y = task(0, n=10)
+    guard.end_task((x.to(dtype), y))
+    basis, before = exact_basis(model, x.to(dtype), y).double(), flat(model).double()
+    x, y = task(1)
+    for step in range(400):
+        if step == 200:  # what is left of rounding is in the state
+            state, weights = guard.state_dict(), flat(model)
+            optimizer_state = copy.deepcopy(optimizer.state_dict())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
+        optimizer.step()
+    way = flat(model).double() - before
+    assert float(way.norm()) > 5 * roundings(before, dtype)
+    assert float((basis @ way).norm()) < roundings(flat(model), dtype)
+
+    again = mlp().to(dtype)
+    nn.utils.vector_to_parameters(weights.to(dtype), again.parameters())
+    optimizer = optim.SGD(again.parameters(), lr=0.02, momentum=0.9)
+    optimizer.load_state_dict(optimizer_state)
+    Guard(again, optimizer, OGD(10)).load_state_dict(state)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(again(x.to(dtype)).float(), y).backward()
+        optimizer.step()
+    assert torch.equal(flat(again), flat(model))
+
+
 def test_half_and_single_precision_side_by_side():
     model = mlp()
     model[2].half()

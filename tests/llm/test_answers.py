@@ -139,6 +139,23 @@ def test_prompts_that_cannot_be_answered(prompts, message):
         own_answers(llama(), tokenizer(), prompts, max_new_tokens=4)
 
 
+def test_a_chat_template_can_be_left_out():
+    bare = own_answers(llama(), tokenizer(), PROMPTS, max_new_tokens=6, chat=False)
+    told = own_answers(llama(), tokenizer(chat=True), PROMPTS, max_new_tokens=6, chat=False)
+    assert told.answers == bare.answers
+    turns = own_answers(llama(), tokenizer(chat=True), PROMPTS, max_new_tokens=6, chat=True)
+    assert turns.answers[0].start == bare.answers[0].start + 2
+
+
+def test_a_chat_template_that_is_missing_or_fails():
+    with pytest.raises(ConfigError, match=r"has no chat template.*or give chat=False"):
+        own_answers(llama(), tokenizer(), PROMPTS, max_new_tokens=6, chat=True)
+    words = tokenizer(chat=True)
+    words.chat_template = "{{ raise_exception('a system message is needed') }}"
+    with pytest.raises(DataError, match=r"cannot render the prompt 'the cat'.*message is needed"):
+        own_answers(llama(), words, PROMPTS, max_new_tokens=6)
+
+
 def test_a_model_that_generates_no_text():
     with pytest.raises(ConfigError, match="generates text, not Linear"):
         own_answers(torch.nn.Linear(2, 2), tokenizer(), PROMPTS)

@@ -22,8 +22,8 @@ def test_a_single_prompt_has_no_error():
 
 
 def test_the_table_has_what_was_measured():
-    base = Behaviour(("a", "b"), (0.0, 0.0), (1, 1), 1.5, None, ("x",), (True,))
-    tuned = Behaviour(("a", "c"), (0.1, 0.3), (1, 1), 1.25, None, ("y",), (False,))
+    base = Behaviour(("a", "b"), (0.0, 0.0), (1, 1), 1.5, {}, ("x",), (True,))
+    tuned = Behaviour(("a", "c"), (0.1, 0.3), (1, 1), 1.25, {}, ("y",), (False,))
     text = ModelComparison(("p", "q"), (("r", ("x",)),), {"base": base, "tuned": tuned}).summary()
     assert text.splitlines() == [
         "       KL to the base  loss on texts  questions right",

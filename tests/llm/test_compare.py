@@ -9,6 +9,7 @@ import torch
 
 from forgetless import ConfigError, DataError, TrainingError
 from forgetless.llm import compare, own_answers
+from forgetless.llm.compare import Examination
 from tests.llm.tiny import PROMPTS, llama, tokenizer
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "dog"]
@@ -67,6 +68,25 @@ def test_numbers_are_those_of_the_definitions(batch_size):
         assert found.models[name].answers == tuple(a.text for a in own.answers)
     assert found.models["near"].mean_kl < found.models["far"].mean_kl
     assert set(found.models["base"].kl) == {0.0}
+
+
+def test_several_tasks_and_models_one_by_one():
+    base = llama()
+    runs = {"near": moved(base, 1, 0.02), "far": moved(base, 2, 0.2)}
+    options = {"task": {"one": TEXTS[:1], "other": TEXTS[1:]}, "max_new_tokens": 6}
+    together = compare(base, runs, tokenizer(), PROMPTS, **options)
+    examination = Examination(base, tokenizer(), PROMPTS, **options)
+    apart = {name: examination.of(model) for name, model in runs.items()}
+    assert together == examination.compared(apart)
+    for name, model in runs.items():
+        found = apart[name].tasks
+        sums = [nll(model, text) for text in TEXTS]
+        rest = sum(x for x, _ in sums[1:]) / sum(n for _, n in sums[1:])
+        assert found == {
+            "one": pytest.approx(sums[0][0] / sums[0][1], rel=1e-5),
+            "other": pytest.approx(rest, rel=1e-5),
+        }
+        assert apart[name].task_loss == pytest.approx(sum(found.values()) / 2)
 
 
 def test_texts_longer_than_the_context_are_cut():

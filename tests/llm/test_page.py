@@ -12,9 +12,8 @@ SAID = "Paris is the capital.", "It is <b>red</b> & blue."
 def comparison(names=("plain", "guarded"), task=True, questions=True) -> ModelComparison:
     def one(far: float, loss: float, answers) -> Behaviour:
         right = (far < 0.1,) if questions else ()
-        return Behaviour(
-            answers, (far, 3 * far), (4, 4), 2.0, loss if task else None, right and ("Rome",), right
-        )
+        tasks, replies = {"it": loss} if task else {}, right and ("Rome",)
+        return Behaviour(answers, (far, 3 * far), (4, 4), 2.0, tasks, replies, right)
 
     models = {"base": one(0.0, 3.0, SAID)}
     for number, name in enumerate(names):

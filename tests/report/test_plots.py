@@ -56,6 +56,13 @@ def test_the_matrices_show_the_means(traces):
         np.testing.assert_allclose(image.filled(-1), wanted.filled(-1))
 
 
+def test_the_matrices_stand_in_as_many_columns_as_asked(traces):
+    for columns in (1, len(traces)):
+        figure = plots.accuracy_matrices(traces, columns=columns)
+        lefts = {round(axes.get_position().x0, 3) for axes in figure.axes if axes.images}
+        assert len(lefts) == columns
+
+
 def test_the_courses_and_finals_show_the_means(traces):
     sgd = traces[0].accuracy.mean(0)
     courses = plots.accuracy_curves(traces)

@@ -70,7 +70,13 @@ def _show_options(name: str) -> None:
     for setting, field in method_options(name).items():
         default = "required" if field.default is MISSING else f"default: {field.default}"
         choices = " or ".join(field.metadata.get("choices", ()))
-        text = " ".join(filter(None, (field.metadata.get("help", ""), choices and f"{choices}.")))
+        tried = ", ".join(f"{value:g}" for value in field.metadata.get("search", ()))
+        parts = (
+            field.metadata.get("help", ""),
+            choices and f"{choices}.",
+            tried and f"tune tries {tried}.",
+        )
+        text = " ".join(filter(None, parts))
         say(f"  --set {setting}=…".ljust(32) + f"{text} [{default}]".lstrip())
 
 

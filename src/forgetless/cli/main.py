@@ -29,6 +29,7 @@ _COMMANDS = {
     "list": ("catalogue", "list_command", "Show the scenarios, methods and models."),
     "run": ("training", "run_command", "Train one method on the tasks of SCENARIO."),
     "compare": ("training", "compare_command", "Train several methods and compare them."),
+    "tune": ("tune", "tune_command", "Choose settings of methods on held-out images."),
     "forecast": ("forecast", "forecast_command", "Predict what learning the next task will do."),
     "estimate": ("estimate", "estimate_command", "Say what protecting a model on disk will cost."),
     "report": ("report", "report_command", "Write an HTML report of runs."),

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from forgetless.cli.groups import completing
-from forgetless.cli.progress import LOGGERS
 from forgetless.data import SCENARIOS
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.launch.runs import ALL_RUNS, Config, describe_default, setting_fields
+from forgetless.launch.search import searchable
 from forgetless.methods import METHODS, method_class, method_options
+from forgetless.report.loggers import LOGGERS
 from forgetless.support.plugins import PluginKind, installed, short_name
 from forgetless.support.validation import ConfigError, flag, require, unknown
 from forgetless.trace import Keep
@@ -172,13 +173,15 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for every setting of a run.
 
     The command's own parameters come first; it receives the settings that were given, by name, as
-    `settings`. A setting that was not given is left to the scenario's preset.
+    `settings`. A setting that was not given is left to the scenario's preset. A parameter of the
+    command that is called as a setting takes the place of its option.
     """
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    taken = {p.name for p in own}
     options = [
         _parameter(name, found)
         for name, found in setting_fields().items()
-        if name not in _ARGUMENTS
+        if name not in _ARGUMENTS and name not in taken
     ]
     names = [p.name for p in options]
 
@@ -256,11 +259,38 @@ def values_to_set(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dic
     return found
 
 
-def _parsed(method: str, name: str, text: str) -> Any:
-    """The value of a method's option, of the type that its field has."""
-    field = method_options(method)[name]
+def grids_from(texts: Sequence[str], methods: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """The values of --grid by option, or by "method:option".
+
+    Arguments:
+        texts: each NAME=VALUE,VALUE,… or METHOD:NAME=VALUE,….
+        methods: names, or plug-ins.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        given, equals, values = text.partition("=")
+        owner, _, name = given.strip().rpartition(":")
+        name = name.replace("-", "_")
+        require(bool(name and equals), "--grid", text, "NAME=VALUES, such as lr=0.01,0.1")
+        parts = [part.strip() for part in values.split(",") if part.strip()]
+        require(
+            bool(parts), "--grid", text, "NAME=VALUES with at least one value, such as lr=0.01,0.1"
+        )
+        where = f"{owner}:{name}" if owner else name
+        require(where not in found, "--grid", text, f"given once for each option, and {where} is")
+        own = [m for m in methods if not owner or owner in (m, short_name(m), method_class(m).name)]
+        kinds = [m for m in own if name in searchable(method_class(m))]
+        read = [_parsed(kinds[0], name, part, "--grid") for part in parts] if kinds else parts
+        found[where] = tuple(read)  # what no method has is rejected with the rest of the grid
+    return found
+
+
+def _parsed(method: str, name: str, text: str, argument: str = "--set") -> Any:
+    """The value of an option of a method or of all runs, of the type that its field has."""
+    own = method_options(method)
+    owner: Any = method_class(method) if name in own else Config
     try:
-        hint = get_type_hints(method_class(method)).get(field.name)
+        hint = get_type_hints(owner).get(own[name].name if name in own else name)
     except NameError:  # of a type that is imported for type checkers only
         hint = None
     kind = _plain(hint)
@@ -268,12 +298,12 @@ def _parsed(method: str, name: str, text: str) -> Any:
         return None
     switches = {"true": True, "yes": True, "false": False, "no": False}
     if kind is bool:
-        require(text.lower() in switches, f"--set {name}", text, "true or false")
+        require(text.lower() in switches, f"{argument} {name}", text, "true or false")
         return switches[text.lower()]
     if kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             accepted = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"--set {name} must be {accepted}, not {text!r}") from None
+            raise ConfigError(f"{argument} {name} must be {accepted}, not {text!r}") from None
     return text

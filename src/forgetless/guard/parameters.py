@@ -194,10 +194,45 @@ class Parameters:
             torch._foreach_copy_(out.views, self._local())
             torch.sub(before.vector, out.vector, out=out.vector)
 
-    def add(self, flat: Flat) -> None:
-        """Add a vector to the parameters."""
+    def add(self, flat: Flat, movable: Sequence[int]) -> None:
+        """Add a vector to the parameters; it is zero where these cannot move.
+
+        What weights of half precision cannot hold is added at the next step: a sum of many small
+        numbers would otherwise be lost, and with it the method's part of the steps.
+        """
         with torch.no_grad():
-            torch._foreach_add_(self._local(), flat.views)
+            if not self._rounds:
+                torch._foreach_add_(self._local(), flat.views)
+                return
+            rest, local = self._rest_at((flat.vector.device, flat.vector.dtype)), self._local()
+            for i in movable:
+                exact = local[i].to(rest.vector) + flat.views[i] + rest.views[i]
+                local[i].copy_(exact)
+                torch.sub(exact, local[i].to(exact), out=rest.views[i])
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether weights hold less than the vectors do."""
+        return any(t.dtype != self.dtype for t in self.tensors)
+
+    def _rest_at(self, place: tuple[torch.device, torch.dtype]) -> Flat:
+        known = self._flats.get("rest")
+        rest = self.flat("rest", place)
+        if rest is not known:
+            rest.vector.zero_()
+        return rest
+
+    @property
+    def rest(self) -> Tensor | None:
+        """What rounding has left for the next step, (1, p); None without any."""
+        return self._flats["rest"].vector.clone() if "rest" in self._flats else None
+
+    @rest.setter
+    def rest(self, value: Tensor | None) -> None:
+        if value is not None:
+            self._rest_at(self.place).vector.copy_(value)
+        elif "rest" in self._flats:
+            self._flats["rest"].vector.zero_()
 
     def local_part(self, vector: Tensor) -> Tensor:
         """The local part of a vector of the whole model, (1, P) → (1, p)."""

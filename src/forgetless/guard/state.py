@@ -31,6 +31,7 @@ _FORMAT = 1
 _GENERATORS = 2  # of a guard: one for samples to store, one for memory batches
 _MOST_TASKS = 100_000  # a damaged number must not start an endless loop
 _HEADER, _MEMORY, _RANDOM, _KEPT = "header", "memory.", "generators", "kept."
+_REST = "of rounding"  # beside the tensors of the method's state, whose names have no spaces
 _OF = "/"  # between the name of a tensor and that of a parameter, whose columns these are
 
 
@@ -47,6 +48,7 @@ class Snapshot:
         notes: what was given up for a budget.
         generators: states of the random generators, (g, bytes).
         kept: task → samples on which its drift is measured, with the outputs on them.
+        rest: what weights of half precision could not hold of the steps, (1, p).
     """
 
     state: Any
@@ -56,11 +58,16 @@ class Snapshot:
     notes: tuple[str, ...]
     generators: Tensor
     kept: Mapping[int, StoredSamples] = field(default_factory=dict)
+    rest: Tensor | None = None
 
 
 def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> dict[str, Tensor]:
     """Every tensor by name, and one of bytes for a header in JSON."""
     memory = state_tensors(snapshot.state, 0)
+    columns = _with_columns(memory, parameters.size)
+    if snapshot.rest is not None:
+        memory[_REST] = snapshot.rest
+        columns.append(_REST)
     kept = {
         f"{task}.{name}": tensor
         for task, samples in snapshot.kept.items()
@@ -76,7 +83,7 @@ def to_dict(snapshot: Snapshot, method: Method[Any], parameters: Parameters) -> 
         "notes": snapshot.notes,
         "memory": {name: _kind(t) for name, t in memory.items()},
         "kept": {name: _kind(t) for name, t in kept.items()},
-        "columns": _with_columns(memory, parameters.size),
+        "columns": columns,
         "storage": snapshot.storage.described(),
     }
     tensors = {_RANDOM: snapshot.generators}
@@ -120,6 +127,7 @@ def from_dict(
         storage = replace(Storage.from_description(header["storage"]), ranks=ranks, layout=layout)
         device = storage.device or parameters.device
         memory = {n: t.detach().to(device, copy=True) for n, t in memory.items()}
+        rest = memory.pop(_REST, None)
         state = restored_state([memory], method, parameters.read(), storage, StoredSamples.restore)
         check_state(method, state, 1)
         generators = tensors[_RANDOM].cpu().clone()
@@ -140,7 +148,7 @@ def from_dict(
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
         raise ConfigError(f"the state is damaged or incomplete: {reason}") from error
-    return Snapshot(state, storage, tasks, steps, notes, generators, kept)
+    return Snapshot(state, storage, tasks, steps, notes, generators, kept, rest)
 
 
 def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

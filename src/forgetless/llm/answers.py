@@ -76,23 +76,26 @@ def own_answers(
     *,
     max_new_tokens: int = 64,
     batch_size: int = 8,
+    chat: bool | None = None,
     cache: str | Path | None = None,
 ) -> OwnAnswers:
     """Let a model answer prompts, greedily: data for `Guard.protect` before it learns anything new.
 
     Arguments:
         model: a causal language model of transformers; its weights and modes stay as they are.
-        tokenizer: its tokenizer; with a chat template each prompt is a user's turn.
+        tokenizer: its tokenizer.
         prompts: what the model should still answer in the same way later.
         max_new_tokens: the most tokens of an answer.
         batch_size: how many prompts are answered at once.
+        chat: whether each prompt is a user's turn, or a text to continue; by default a turn if the
+            tokenizer has a chat template.
         cache: a folder for the answers; they are read from there if model, tokenizer and prompts
             are the same.
     """
     check_pair(model, tokenizer)
     whole(1).check("batch_size", batch_size)
     prompts = checked_prompts(prompts)
-    asked = encoded_prompts(model, tokenizer, prompts, max_new_tokens)
+    asked = encoded_prompts(model, tokenizer, prompts, max_new_tokens, chat)
     file = None
     if cache is not None:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

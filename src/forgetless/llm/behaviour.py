@@ -2,8 +2,9 @@
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -21,18 +22,25 @@ class Behaviour:
         kl: for each prompt KL(base ‖ it) in nats, the mean over the tokens of the base's answer.
         tokens: how many tokens each of these answers has.
         text_loss: nats per token of general texts; None without them.
-        task_loss: nats per token of the new task's texts; None without them.
+        tasks: name of each new task → nats per token of its texts.
         replies: to the questions.
         right: which of these are.
+        scores: of lm-evaluation-harness, by task and metric.
     """
 
     answers: tuple[str, ...]
     kl: tuple[float, ...]
     tokens: tuple[int, ...]
     text_loss: float | None = None
-    task_loss: float | None = None
+    tasks: Mapping[str, float] = field(default_factory=dict)
     replies: tuple[str, ...] = ()
     right: tuple[bool, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def task_loss(self) -> float | None:
+        """The mean over the new tasks; None without any."""
+        return sum(self.tasks.values()) / len(self.tasks) if self.tasks else None
 
     @property
     def mean_kl(self) -> float:
@@ -64,16 +72,20 @@ class ModelComparison:
         prompts: as given.
         questions: with the replies that count as right.
         models: name → what it does; the first is the base model.
+        families: name of a model → what it has in common with others, such as the method at
+            another learning rate; the page links these and gives them one colour.
     """
 
     prompts: tuple[str, ...]
     questions: tuple[tuple[str, tuple[str, ...]], ...]
     models: Mapping[str, Behaviour]
+    families: Mapping[str, str] = field(default_factory=dict)
 
     def summary(self) -> str:
         """The numbers as a table of text: a line for each model."""
-        lines = [["", *(name for name, _ in _COLUMNS)]]
-        lines += [[name, *(show(one) for _, show in _COLUMNS)] for name, one in self.models.items()]
+        shown = _columns(next(iter(self.models.values())))
+        lines = [["", *shown]]
+        lines += [[name, *(f(one) for f in shown.values())] for name, one in self.models.items()]
         columns = [c for c in zip(*lines, strict=True) if {*c[1:]} != {"–"}]
         widths = [max(map(len, column)) for column in columns]
         first, *others = (
@@ -101,6 +113,9 @@ class ModelComparison:
                     "error": one.kl_error,
                     "text": one.text_loss,
                     "task": one.task_loss,
+                    "tasks": dict(one.tasks),
+                    "scores": dict(one.scores),
+                    "family": self.families.get(name, name),
                     "share": one.right_share,
                     "each": one.kl,
                     "answers": one.answers,
@@ -127,9 +142,24 @@ def _fixed(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-_COLUMNS = (
-    ("KL to the base", _shown_kl),
-    ("loss on texts", lambda one: _fixed(one.text_loss)),
-    ("loss on the task", lambda one: _fixed(one.task_loss)),
-    ("questions right", _shown_right),
-)
+def _columns(base: Behaviour) -> dict[str, Callable[[Behaviour], str]]:
+    """Heading → the text of a model's cell."""
+    columns: dict[str, Callable[[Behaviour], str]] = {
+        "KL to the base": _shown_kl,
+        "loss on texts": lambda one: _fixed(one.text_loss),
+    }
+    for task in base.tasks:
+        heading = f"loss on {task}" if len(base.tasks) > 1 else "loss on the task"
+        columns[heading] = partial(_shown_task, task)
+    columns["questions right"] = _shown_right
+    for name in base.scores:
+        columns[name] = partial(_shown_score, name)
+    return columns
+
+
+def _shown_task(name: str, one: Behaviour) -> str:
+    return _fixed(one.tasks[name])
+
+
+def _shown_score(name: str, one: Behaviour) -> str:
+    return _fixed(one.scores[name])

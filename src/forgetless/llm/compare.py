@@ -4,19 +4,21 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from forgetless.llm.answers import OwnAnswers, own_answers
 from forgetless.llm.behaviour import Behaviour, ModelComparison
+from forgetless.llm.harness import harness_scores
 from forgetless.llm.prompts import check_pair, checked_prompts, context, equal_lengths, vocabulary
 from forgetless.support.progress import advance, bar_on_terminal
 from forgetless.support.validation import ConfigError, DataError, TrainingError, require
 from forgetless.tangent import eval_mode
 
 BASE = "base"  # the name of the model that the others are compared with
+_TASK = "the new task"  # the name of one that has none
 _WINDOW = 512  # the most tokens of a text that are run together
 
 
@@ -29,9 +31,12 @@ def compare(
     *,
     texts: Sequence[str] | None = None,
     questions: Mapping[str, str | Sequence[str]] | None = None,
-    task: Sequence[str] | None = None,
+    task: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    harness: Sequence[Any] = (),
+    harness_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     batch_size: int = 8,
+    chat: bool | None = None,
     cache: str | Path | None = None,
 ) -> ModelComparison:
     """How far fine-tuning has moved what a language model does.
@@ -49,38 +54,112 @@ def compare(
         texts: general ones, whose loss should not rise.
         questions: question → the answer, or those that are accepted; a reply is right if one of
             them occurs in it as words.
-        task: held-out texts of what was learned, whose loss should fall.
-        max_new_tokens, batch_size, cache: as of `own_answers`.
+        task: held-out texts of what was learned, whose loss should fall; of several tasks by name.
+        harness: tasks of lm-evaluation-harness, as its `simple_evaluate` takes them.
+        harness_options: further arguments of `simple_evaluate`, such as `limit` and `num_fewshot`.
+        max_new_tokens, batch_size, chat, cache: as of `own_answers`.
     """
     others = tuned if isinstance(tuned, Mapping) else {"tuned": tuned}
     named = bool(others) and BASE not in others
     require(named, "tuned", [*others], f"a model, or several by names other than {BASE!r}")
-    models = {BASE: base, **others}
-    _check_models(models, tokenizer)
-    asked = _accepted(questions or {})
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "cache": cache,
-    }
-    said = own_answers(base, tokenizer, prompts, **options)
-    moved = _divergences(models, said)
-    found = {}
-    for name, model in models.items():
-        own = said if model is base else own_answers(model, tokenizer, prompts, **options)
+    _check_models({BASE: base, **others}, tokenizer)
+    examination = Examination(
+        base,
+        tokenizer,
+        prompts,
+        texts=texts,
+        questions=questions,
+        task=task,
+        harness=harness,
+        harness_options=harness_options,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        chat=chat,
+        cache=cache,
+    )
+    return examination.compared({name: examination.of(m, name) for name, m in others.items()})
+
+
+@final
+class Examination:
+    """What a base model does, by which models that were tuned from it are measured one by one.
+
+    Arguments:
+        base: the model before.
+        tokenizer: of all models.
+        prompts, options: as of `compare`.
+
+    Attributes:
+        base: what the base model does.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        tokenizer: Any,
+        prompts: Sequence[str],
+        *,
+        texts: Sequence[str] | None = None,
+        questions: Mapping[str, str | Sequence[str]] | None = None,
+        task: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        harness: Sequence[Any] = (),
+        harness_options: Mapping[str, Any] | None = None,
+        max_new_tokens: int = 64,
+        batch_size: int = 8,
+        chat: bool | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        self._model, self._tokenizer = base, tokenizer
+        self._texts = texts
+        self._tasks = task if isinstance(task, Mapping) else {} if task is None else {_TASK: task}
+        self._asked = _accepted(questions or {})
+        self._harness, self._harness_options = harness, dict(harness_options or {})
+        self._batch_size = batch_size
+        self._options: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "batch_size": batch_size,
+            "chat": chat,
+            "cache": cache,
+        }
+        self._said = own_answers(base, tokenizer, prompts, **self._options)
+        self.base = self._behaviour(base, self._said, [0.0] * len(self._said.answers))
+
+    def of(self, model: nn.Module, name: str = "the model") -> Behaviour:
+        """What another model does; the name is for errors."""
+        moved = _divergences(self._model, model, self._said, name)
+        prompts = [answer.prompt for answer in self._said.answers]
+        own = own_answers(model, self._tokenizer, prompts, **self._options)
+        return self._behaviour(model, own, moved)
+
+    def compared(
+        self, models: Mapping[str, Behaviour], families: Mapping[str, str] | None = None
+    ) -> ModelComparison:
+        """The base model and others together, for a table and a page."""
+        prompts = tuple(answer.prompt for answer in self._said.answers)
+        every = {BASE: self.base, **models}
+        return ModelComparison(prompts, tuple(self._asked), every, families or {})
+
+    def _behaviour(self, model: nn.Module, own: OwnAnswers, moved: Sequence[float]) -> Behaviour:
+        tokenizer, size = self._tokenizer, self._batch_size
         replies: tuple[str, ...] = ()
-        if asked:
-            replies = _replies(own_answers(model, tokenizer, [q for q, _ in asked], **options))
-        found[name] = Behaviour(
+        if self._asked:
+            questions = [question for question, _ in self._asked]
+            replies = _replies(own_answers(model, tokenizer, questions, **self._options))
+        return Behaviour(
             _replies(own),
-            tuple(moved[name]),
-            tuple(len(one.tokens) - one.start for one in said.answers),
-            None if texts is None else _loss(model, tokenizer, texts, "texts", batch_size),
-            None if task is None else _loss(model, tokenizer, task, "task", batch_size),
+            tuple(moved),
+            tuple(len(one.tokens) - one.start for one in self._said.answers),
+            None
+            if self._texts is None
+            else loss_of_texts(model, tokenizer, self._texts, "texts", size),
+            {
+                name: loss_of_texts(model, tokenizer, texts, "task", size)
+                for name, texts in self._tasks.items()
+            },
             replies,
-            tuple(_is_right(r, good) for r, (_, good) in zip(replies, asked, strict=True)),
+            tuple(_is_right(r, good) for r, (_, good) in zip(replies, self._asked, strict=True)),
+            harness_scores(model, tokenizer, self._harness, size, self._harness_options),
         )
-    return ModelComparison(tuple(a.prompt for a in said.answers), tuple(asked), found)
 
 
 def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
@@ -101,21 +180,19 @@ def _check_models(models: Mapping[str, nn.Module], tokenizer: Any) -> None:
 
 
 @torch.no_grad()
-def _divergences(models: Mapping[str, nn.Module], said: OwnAnswers) -> dict[str, list[float]]:
-    """KL(base ‖ each model) per token of the base model's answers, prompt by prompt."""
-    base = next(iter(models.values()))
-    found = {name: [0.0] * len(said.answers) for name in models}
+def _divergences(base: nn.Module, model: nn.Module, said: OwnAnswers, name: str) -> list[float]:
+    """KL(base ‖ model) per token of the base model's answers, prompt by prompt."""
+    found = [0.0] * len(said.answers)
     for done, (batch, numbers) in enumerate(zip(said, said.numbers, strict=True)):
         advance("how far the answers moved", done, len(said.numbers))
         before = _logits(base, batch["input_ids"])
-        for name, model in list(models.items())[1:]:
-            after = _logits(model, batch["input_ids"]).to(before.device)
-            for row, number in enumerate(numbers):
-                start = said.answers[number].start - 1  # the logits there are about its first token
-                kl = _divergence(before[row, start:-1], after[row, start:-1])
-                if not math.isfinite(kl):
-                    raise TrainingError(f"the outputs of {name} are not finite: it has diverged")
-                found[name][number] = kl
+        after = _logits(model, batch["input_ids"]).to(before.device)
+        for row, number in enumerate(numbers):
+            start = said.answers[number].start - 1  # the logits there are about its first token
+            kl = _divergence(before[row, start:-1], after[row, start:-1])
+            if not math.isfinite(kl):
+                raise TrainingError(f"the outputs of {name} are not finite: it has diverged")
+            found[number] = kl
     return found
 
 
@@ -133,7 +210,7 @@ def _logits(model: Any, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _loss(
+def loss_of_texts(
     model: Any, tokenizer: Any, texts: Sequence[str], argument: str, batch_size: int
 ) -> float:
     """Mean negative log-likelihood of the texts' next tokens, in nats."""

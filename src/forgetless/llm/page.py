@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from forgetless.report.document import asset, build_document
+from forgetless.report.looks import DISTINCT
 
 _ours = partial(asset, package="forgetless.llm")
-# Places of the palette: grey for the base model, then those that differ most.
-_BASE, _OTHERS = 1, (7, 2, 6, 3, 5, 4, 8, 9, 10, 11, 12, 13)
+_BASE = 1  # place in the palette of the base model, grey
 Piece = tuple[str, str]  # "same", "gone" or "new", and the words
 
 
@@ -22,7 +22,7 @@ def build_page(content: Mapping[str, Any]) -> str:
             answers, the base model's first.
     """
     base = content["models"][0]
-    places = [_BASE, *(_OTHERS[n % len(_OTHERS)] for n in range(len(content["models"]) - 1))]
+    places = [_BASE, *(DISTINCT[n % len(DISTINCT)] for n in range(len(content["models"]) - 1))]
     entries = [
         {
             **{key: one[key] for key in ("kl", "error", "text", "task", "share", "each", "right")},

@@ -6,7 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetless.support.validation import ConfigError, DataError, require, whole
+from forgetless.support.validation import (
+    ConfigError,
+    DataError,
+    first_line,
+    require,
+    whole,
+)
 
 _SHOWN = 40  # characters of a prompt in an error
 
@@ -49,14 +55,26 @@ def context(model: Any) -> int | None:
 
 
 def encoded_prompts(
-    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int
+    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int, chat: bool | None
 ) -> list[list[int]]:
-    """The tokens of each prompt, as a user's turn if the tokenizer has a chat template."""
+    """The tokens of each prompt, as a user's turn or as they are.
+
+    Arguments:
+        chat: whether they are turns; None if the tokenizer has a chat template.
+    """
     whole(1).check("max_new_tokens", max_new_tokens)
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if chat and not has_template:
+        raise ConfigError(
+            "the tokenizer has no chat template, so a prompt cannot be a user's turn: set "
+            "tokenizer.chat_template to the one that the model was trained with, or give "
+            "chat=False to let the model continue the bare prompts"
+        )
     most, found = context(model), []
     for prompt in prompts:
-        tokens = _encoded(tokenizer, prompt)
         shown = prompt if len(prompt) <= _SHOWN else f"{prompt[:_SHOWN]}…"
+        is_turn = has_template if chat is None else chat
+        tokens = _turn(tokenizer, prompt, shown) if is_turn else _bare(tokenizer, prompt)
         if not tokens:
             raise DataError(f"the prompt {shown!r} has no tokens")
         if most is not None and len(tokens) + max_new_tokens > most:
@@ -68,12 +86,20 @@ def encoded_prompts(
     return found
 
 
-def _encoded(tokenizer: Any, prompt: str) -> list[int]:
-    if not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer(prompt)["input_ids"])
+def _bare(tokenizer: Any, prompt: str) -> list[int]:
+    return list(tokenizer(prompt)["input_ids"])
+
+
+def _turn(tokenizer: Any, prompt: str, shown: str) -> list[int]:
     turn = [{"role": "user", "content": prompt}]
     # As text first: what the template gives as tokens differs between versions of transformers.
-    text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    try:
+        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # of any kind: templates are programs
+        raise DataError(
+            f"the tokenizer's chat template cannot render the prompt {shown!r} as a user's turn "
+            f"({first_line(error)}); chat=False leaves it out"
+        ) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

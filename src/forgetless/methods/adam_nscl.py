@@ -29,6 +29,7 @@ class AdamNSCL(InputProjection):
     name: ClassVar[str] = "adam-nscl"
     label: ClassVar[str] = "Adam-NSCL"
     summary: ClassVar[str] = "steps in the null space of the covariance of layers' inputs"
+    family: ClassVar[str] = "projection"
     all_vectors: ClassVar[bool] = True
     ratio: float = option(
         10.0,

@@ -30,6 +30,7 @@ class AGEM(Rehearsal[Any]):
     name: ClassVar[str] = "a-gem"
     label: ClassVar[str] = "A-GEM"
     summary: ClassVar[str] = "averaged GEM: no step against the memory's loss gradient"
+    family: ClassVar[str] = "replay"
     acts_on = "update"
     protected_by = "memory"
     memory: int = option(100, "Samples stored of each task.", accepted=whole(1))

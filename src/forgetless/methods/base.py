@@ -21,6 +21,17 @@ from forgetless.subspace.storage import Demand
 from forgetless.support.validation import ConfigError, check_options, require
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
+# A method that adapts is told how well tasks are kept after so many steps, times the stored tasks
+# up to so many, on so many samples of each.
+_LOOK_EVERY, _LOOK_TASKS = 10, 5
+FOLLOWED = 16
+
+
+def is_look(step: int, tasks: int) -> bool:
+    """Whether `Method.adapted` is called after so many steps, with so many tasks stored."""
+    return tasks > 0 and step % (_LOOK_EVERY * min(tasks, _LOOK_TASKS)) == 0
+
+
 FeatureOutputs = Literal["class", "all"]
 MomentOutputs = Literal["all", "class", "fisher", "mixed"]
 # From outputs (S, n, C) and their samples to a loss for each seed, (S,), or each sample, (S, n).
@@ -161,6 +172,12 @@ class View(Protocol):
     def losses(self, outputs: Tensor, samples: Any) -> Tensor:
         """The training loss of each sample, (S, n), from outputs (S, n, C)."""
 
+    def labels(self, samples: Any) -> Tensor:
+        """The class of each sample, (S, n), an index among the outputs."""
+
+    def competing(self, outputs: Tensor, samples: Any) -> Tensor:
+        """Which of the outputs (S, n, C) compete for each sample in the loss, likewise of bool."""
+
     def gradient(
         self, samples: Any, loss: LossFunction | None = None, *, theta: Tensor | None = None
     ) -> Tensor:
@@ -267,6 +284,8 @@ class Method(ABC, Generic[State]):
         name: in configurations and on the command line.
         label: as people write it; by default the name.
         summary: one line for `forgetless list`.
+        family: "projection", "penalty", "replay" or "reference", which has a hue of its own in
+            figures; others share one.
         protects: whether it does anything against forgetting.
         keeps_directions: whether its state is `Directions`, which have a storage and fit a budget,
             and `update` projects them out.
@@ -291,6 +310,7 @@ class Method(ABC, Generic[State]):
     name: ClassVar[str]
     label: ClassVar[str] = ""
     summary: ClassVar[str] = ""
+    family: ClassVar[str] = ""
     protects: ClassVar[bool] = True
     keeps_directions: ClassVar[bool] = False
     keeps_all_data: ClassVar[bool] = False
@@ -372,12 +392,12 @@ class Method(ABC, Generic[State]):
     def adapted(self, state: State, harm: Callable[[Tensor], Tensor]) -> State:
         """The state after a look at how well the stored tasks are kept.
 
-        A guard that keeps samples of the tasks calls it every few steps; `fit` does not.
+        Whoever drives the method calls it when `is_look` says so, with a few samples of each task.
 
         Arguments:
             state: the state.
-            harm: from weights (1, p) to how much worse each of K tasks is at the present weights,
-                (K,): the rise of the mean loss, or of the drift where nothing is classified.
+            harm: from weights (S, p) to how much worse each of K tasks is at the present weights,
+                (S, K): the rise of the mean loss, or of the drift where nothing is classified.
         """
         return state
 

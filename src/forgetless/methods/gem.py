@@ -24,6 +24,7 @@ class GEM(PerTaskRehearsal):
     name: ClassVar[str] = "gem"
     label: ClassVar[str] = "GEM"
     summary: ClassVar[str] = "gradient episodic memory: no step against any task's loss gradient"
+    family: ClassVar[str] = "replay"
     memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
     margin: float = option(
         0.0, "Lower bound of the dual variables.", accepted=real(0), setting="gem_margin"

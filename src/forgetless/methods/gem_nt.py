@@ -27,6 +27,7 @@ class GEMNT(PerTaskRehearsal):
     name: ClassVar[str] = "gem-nt"
     label: ClassVar[str] = "GEM-NT"
     summary: ClassVar[str] = "GEM without transfer: steps orthogonal to every task's loss gradient"
+    family: ClassVar[str] = "replay"
     acts_on = "update"
     memory: int = option(100, "Samples stored of each task.", accepted=whole(1))
 

@@ -20,6 +20,7 @@ class GPM(SpannedInputs):
     name: ClassVar[str] = "gpm"
     label: ClassVar[str] = "GPM"
     summary: ClassVar[str] = "gradient projection memory: steps orthogonal to layers' inputs"
+    family: ClassVar[str] = "projection"
 
     def scales(self, old: Tensor, new: Tensor, before: Tensor) -> Tensor:
         """One for every direction."""

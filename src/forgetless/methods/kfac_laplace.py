@@ -51,6 +51,7 @@ class KFACLaplace(Method[Posterior]):
     name: ClassVar[str] = "kfac-laplace"
     label: ClassVar[str] = "K-FAC Laplace"
     summary: ClassVar[str] = "a quadratic penalty by the Kronecker-factored Fisher information"
+    family: ClassVar[str] = "penalty"
     acts_on = "gradient"
     needs_model: ClassVar[bool] = False
     idle_before_first_task: ClassVar[bool] = True

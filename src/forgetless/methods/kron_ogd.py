@@ -43,6 +43,7 @@ class KronOGD(Orthogonal):
     name: ClassVar[str] = "kron-ogd"
     label: ClassVar[str] = "KronOGD"
     summary: ClassVar[str] = "steps outside the strongest coordinates of a Kronecker eigenbasis"
+    family: ClassVar[str] = "projection"
     replaces: ClassVar[Mapping[str, str]] = {"energy": "drift"}
     energy: float | None = option(
         None,

@@ -64,6 +64,7 @@ class OGD(Orthogonal):
     name: ClassVar[str] = "ogd"
     label: ClassVar[str] = "OGD"
     summary: ClassVar[str] = "orthogonal gradient descent: steps orthogonal to samples' features"
+    family: ClassVar[str] = "projection"
     protected_by = "samples"
     samples: int = option(
         100, "Samples of each task whose features are stored.", accepted=whole(1), setting="memory"

@@ -30,6 +30,7 @@ class PCAOGD(Orthogonal):
     name: ClassVar[str] = "pca-ogd"
     label: ClassVar[str] = "PCA-OGD"
     summary: ClassVar[str] = "PCA-OGD: steps orthogonal to the features' principal directions"
+    family: ClassVar[str] = "projection"
     replaces: ClassVar[Mapping[str, str]] = {"variance": "memory"}
     components: int = option(
         100, "Principal directions stored of each task.", accepted=whole(1), setting="memory"

@@ -28,6 +28,7 @@ class SGP(SpannedInputs):
     name: ClassVar[str] = "sgp"
     label: ClassVar[str] = "SGP"
     summary: ClassVar[str] = "scaled gradient projection: GPM with a strength for each direction"
+    family: ClassVar[str] = "projection"
     scale: float = option(
         10.0, "α of the directions' importance.", accepted=real(0), setting="sgp_scale"
     )

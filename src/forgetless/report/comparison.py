@@ -1,4 +1,4 @@
-"""Runs side by side: the entries of tables, figures and the page, their looks, and tables."""
+"""Runs side by side: the entries of tables, figures and the page, and tables."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,9 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from forgetless.methods import METHODS, method_label
+from forgetless.report.looks import Look, looks
 from forgetless.support.validation import TraceError
 from forgetless.trace import (
     INCIDENTAL,
@@ -18,7 +18,6 @@ from forgetless.trace import (
     Metric,
     Trace,
     average_accuracy,
-    backward_transfer,
     forgetting,
     is_trace,
     load_trace,
@@ -36,24 +35,6 @@ SETTING_TITLES = {
     "class": ("class-incremental", "All classes of the tasks learned so far compete."),
 }
 
-# A colour per method in the order of METHODS, for white and for dark paper. Chosen by search: under
-# normal vision and each kind of colour blindness any two differ on a thin line.
-LIGHT = (
-    "#1a1a1a", "#999999", "#e69f00", "#2e9e5b", "#3fb2ea", "#b04fa8", "#b3001b", "#004c99",
-    "#00737d", "#ff5f74", "#8860fe", "#6b285a", "#7901d9", "#f70000",
-)  # fmt: skip
-DARK = (
-    "#f5f5f5", "#7d7d7d", "#ffd166", "#45c07a", "#a6e3ff", "#e08fd8", "#e8402f", "#2f7fe0",
-    "#5ddcc5", "#f253ab", "#3234ff", "#a02a59", "#9c4aa8", "#ff9036",
-)  # fmt: skip
-# The same places as matplotlib and as Observable Plot draw them.
-_MARKERS = ("o", "X", "s", "^", "v", "P", "D", "*", "h", ">", "<", "d", "p", "8")
-_SYMBOLS = (
-    "circle", "times", "square", "triangle", "wye", "cross", "diamond", "star",
-    "hexagon", "asterisk", "plus", "diamond2", "square2", "triangle2",
-)  # fmt: skip
-_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 3), (2, 3))
-
 
 @final
 @dataclass(frozen=True)
@@ -62,13 +43,13 @@ class Entry:
 
     Attributes:
         label: its name among the others, such as "OGD" or "OGD, memory 10".
-        place: its place in the palette.
+        look: its colour, dashes and shape.
         trace: its runs as one, with the seeds of all of them.
         parts: the traces themselves.
     """
 
     label: str
-    place: int
+    look: Look
     trace: Trace
     parts: tuple[Trace, ...]
 
@@ -238,10 +219,8 @@ def _comparison(
             merged.append([trace])
     firsts = [parts[0] for parts in merged]
     entries = (
-        Entry(label, place, merged_seeds(parts), tuple(parts))
-        for label, place, parts in zip(
-            _labels(firsts), places([t.method for t in firsts]), merged, strict=True
-        )
+        Entry(label, look, merged_seeds(parts), tuple(parts))
+        for label, look, parts in zip(_labels(firsts), _looks(firsts), merged, strict=True)
     )
     # A run that was stopped has no names yet for the tasks that it did not reach.
     furthest = max(traces, key=lambda t: int(np.isfinite(t.accuracy).sum(axis=(1, 2)).max()))
@@ -262,6 +241,11 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
         f"{label}, {_folder(trace, n)}" if label in repeated else label
         for n, (label, trace) in enumerate(zip(labels, traces, strict=True), 1)
     ]
+
+
+def _looks(traces: Sequence[Trace]) -> list[Look]:
+    families = [str(trace.config.get("method_family", "")) for trace in traces]
+    return looks([trace.method for trace in traces], families)
 
 
 def _name(trace: Trace) -> str:
@@ -300,104 +284,3 @@ def _folder(trace: Trace, number: int) -> str:
     if trace.path is None:
         return f"run {number}"
     return f"{trace.path.parent.name}/{trace.path.name}"
-
-
-def comparison_table(runs: Sequence[Trace] | Comparison) -> Table:
-    """One row per entry: A_T, F_T and BWT over the seeds, and the time."""
-    comparison = runs if isinstance(runs, Comparison) else compare(runs)[0]
-    entries = comparison.entries
-    seeds = _count(len(entries[0].trace.seeds), "seed")
-    table = Table(title=f"{comparison.title}: {_count(len(comparison.tasks), 'task')}, {seeds}")
-    table.add_column("method", style="bold")
-    for heading in ("A_T", "F_T", "BWT", "seconds"):
-        table.add_column(heading, justify="right")
-
-    def average(entry: Entry) -> float:
-        return (entry.spread(average_accuracy) or (-np.inf,))[0]
-
-    best = max(entries, key=average)
-    for entry in entries:
-        status = entry.trace.status
-        table.add_row(
-            entry.label + ("" if status == "complete" else f" ({status})"),
-            _cell(entry, average_accuracy),
-            _cell(entry, forgetting),
-            _cell(entry, backward_transfer),
-            f"{entry.trace.timings.get('total', 0.0):.1f}",
-            style="green" if entry is best and len(entries) > 1 else None,
-        )
-    table.caption = (
-        f"A_T: mean {comparison.measure} on all tasks at the end, %. "
-        "F_T: mean drop from the best, points."
-    )
-    return table
-
-
-def task_table(trace: Trace) -> Table:
-    """Accuracy on each task, right after it was learned and at the end."""
-    (comparison,) = compare(trace)
-    (entry,) = comparison.entries
-    seeds = _count(len(trace.seeds), "seed")
-    table = Table(title=f"{comparison.title}, {entry.label}, {seeds}: {comparison.measure}, %")
-    table.add_column("task", style="bold")
-    for heading in ("when learned", "at the end", "change"):
-        table.add_column(heading, justify="right")
-    last = entry.learned - 1
-    for t in range(entry.learned):
-        before, after = entry.mean[t, t], entry.mean[last, t]
-        table.add_row(trace.tasks[t], f"{before:.1f}", f"{after:.1f}", f"{after - before:+.1f}")
-    return table
-
-
-def _cell(entry: Entry, metric: Metric) -> str:
-    spread = entry.spread(metric)
-    if spread is None:
-        return "-"
-    mean, std = spread
-    return f"{mean:.2f}" + (f" ± {std:.2f}" if len(entry.trace.seeds) > 1 else "")
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")
-
-
-def places(methods: Sequence[str]) -> list[int]:
-    """For each of several entries a place in the palette.
-
-    The first entry of a method has the place of the method in METHODS. Other settings of it, and
-    methods from elsewhere, have the places of methods that are absent; after these, the same
-    colours with dashes.
-    """
-    known = list(METHODS)[: len(LIGHT)]
-    found: list[int | None] = [
-        known.index(method) if method in known and method not in methods[:number] else None
-        for number, method in enumerate(methods)
-    ]
-    free = [place for place in reversed(range(len(LIGHT))) if place not in found]
-    free += range(len(LIGHT), len(LIGHT) + len(methods))
-    return [free.pop(0) if place is None else place for place in found]
-
-
-def colour(place: int) -> str:
-    """The colour of a place."""
-    return LIGHT[place % len(LIGHT)]
-
-
-def marker(place: int) -> str:
-    """The marker of a place, as matplotlib names it."""
-    return _MARKERS[place % len(_MARKERS)]
-
-
-def symbol(place: int) -> str:
-    """The same on the report page, as Observable Plot names it."""
-    return _SYMBOLS[place % len(_SYMBOLS)]
-
-
-def dash(place: int) -> tuple[float, ...]:
-    """The lengths of dashes and gaps of a place's line, in points; empty for a solid line."""
-    return _DASHES[place // len(LIGHT) % len(_DASHES)]
-
-
-def method_colour(method: str) -> str:
-    """The colour of one of METHODS."""
-    return colour(places([method])[0])

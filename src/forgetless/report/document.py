@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from forgetless.report.comparison import DARK, LIGHT
+from forgetless.report.looks import DARK, LIGHT
 
 _LIBRARY = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 # Characters that would end or hide a script element, or a line of it, inside JSON.

@@ -12,14 +12,11 @@ from forgetless.launch.rebuild import FromScript
 from forgetless.launch.runs import resolve, setting_fields
 from forgetless.report.analysis import Analysis, cached_analysis, known_analysis
 from forgetless.report.comparison import (
-    LIGHT,
     SETTING_TITLES,
     Array,
     Comparison,
     Entry,
     compare,
-    dash,
-    symbol,
 )
 from forgetless.report.document import asset, build_document
 from forgetless.support.files import write_atomically
@@ -112,9 +109,9 @@ def _entry(entry: Entry, analysis: Analysis | None) -> dict[str, Any]:
     average, forgotten = map(entry.spread, (average_accuracy, forgetting))
     return {
         "label": entry.label,
-        "colour": entry.place % len(LIGHT),
-        "symbol": symbol(entry.place),
-        "dash": " ".join(map(str, dash(entry.place))),
+        "colour": entry.look.place,
+        "symbol": entry.look.symbol,
+        "dash": " ".join(map(str, entry.look.dash)),
         "status": trace.status,
         "learned": entry.learned,
         "seeds": list(trace.seeds),

@@ -17,7 +17,8 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from forgetless.methods import METHODS, method_label
 from forgetless.report.analysis import Analysis
-from forgetless.report.comparison import Comparison, colour, compare, dash, marker, places
+from forgetless.report.comparison import Comparison, compare
+from forgetless.report.looks import Look, looks
 from forgetless.support.files import write_atomically
 from forgetless.support.validation import ConfigError, require
 from forgetless.trace import Trace, average_accuracy, forgetting
@@ -56,15 +57,14 @@ def _comparison_of(runs: Runs) -> Comparison:
     return made[0]
 
 
-def _line_style(place: int) -> dict[str, Any]:
-    """Colour and dashes of the entry at a place in the palette."""
-    dashes = dash(place)
-    return {"color": colour(place), "linestyle": (0, dashes) if dashes else "-"}
+def _line_style(look: Look) -> dict[str, Any]:
+    """Colour and dashes of an entry's line."""
+    return {"color": look.colour, "linestyle": (0, look.dash) if look.dash else "-"}
 
 
-def _marker_style(place: int) -> dict[str, Any]:
-    """The marker of the entry at a place in the palette."""
-    return {"marker": marker(place)}
+def _marker_style(look: Look) -> dict[str, Any]:
+    """The marker of an entry's points."""
+    return {"marker": look.marker}
 
 
 def _single_panel(width: float, height: float | None = None) -> tuple[Figure, Axes]:
@@ -175,14 +175,19 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def accuracy_matrices(runs: Runs, *, width: float = PAGE) -> Figure:
+def accuracy_matrices(runs: Runs, *, width: float = PAGE, columns: int | None = None) -> Figure:
     """The accuracy matrix of each method as a heat map: rows after a task, columns on a task.
 
     Forgetting is a column that darkens downwards. The map shows the mean over the finished seeds.
+
+    Arguments:
+        runs: a trace, several, or a comparison of them.
+        width: of the figure, in inches.
+        columns: maps side by side; by default three, or two in a figure for one column of text.
     """
     comparison = _comparison_of(runs)
     entries = comparison.entries
-    figure, panels = _panel_grid(width, len(entries), 3 if width > COLUMN else 2, 1.0)
+    figure, panels = _panel_grid(width, len(entries), columns or (3 if width > COLUMN else 2), 1.0)
     image = None
     for panel, entry in zip(panels.ravel(), entries, strict=False):
         image = _heat_map(panel, entry.mean, 0, 100, "viridis", lambda v: f"{v:.0f}")
@@ -209,7 +214,7 @@ def accuracy_curves(runs: Runs, *, width: float = PAGE) -> Figure:
         for entry in comparison.entries:
             mean, std = entry.mean[s : entry.learned, s], entry.std[s : entry.learned, s]
             after = np.arange(s, s + len(mean)) + 1
-            line = _line_style(entry.place) | ({"marker": "o", "ms": 2} if len(mean) == 1 else {})
+            line = _line_style(entry.look) | ({"marker": "o", "ms": 2} if len(mean) == 1 else {})
             panel.plot(after, mean, label=entry.label, linewidth=1.1, **line)
             panel.fill_between(after, mean - std, mean + std, color=line["color"], alpha=0.15, lw=0)
         name = comparison.tasks[s]
@@ -239,8 +244,8 @@ def final_accuracy(runs: Runs, *, width: float = COLUMN) -> Figure:
             linewidth=1.0,
             elinewidth=0.7,
             label=entry.label,
-            **_line_style(entry.place),
-            **_marker_style(entry.place),
+            **_line_style(entry.look),
+            **_marker_style(entry.look),
         )
     _set_labels(panel, x="task", y=f"{comparison.measure} at the end, %")
     _whole_numbers(panel)
@@ -261,8 +266,8 @@ def accuracy_against_memory(runs: Runs, *, width: float = COLUMN) -> Figure:
         raise ConfigError("runs must have stored the methods' memory, and none of them has")
     figure, panel = _single_panel(width)
     for entry, memory, (mean, std) in known:
-        look = _line_style(entry.place) | _marker_style(entry.place) | {"linestyle": ""}
-        panel.errorbar(memory, mean, std, elinewidth=0.8, markersize=4, **look)
+        style = _line_style(entry.look) | _marker_style(entry.look) | {"linestyle": ""}
+        panel.errorbar(memory, mean, std, elinewidth=0.8, markersize=4, **style)
         panel.annotate(
             entry.label, (memory, mean), (0, 5), textcoords="offset points", ha="center", fontsize=7
         )
@@ -290,12 +295,12 @@ def overlap_spectra(
 ) -> Figure:
     """The singular values of O^{s→t} of two tasks (from 0), decreasing, one line per method."""
     figure, panel = _single_panel(width)
-    for label, place, analysis in _entries(analyses):
+    for label, look, analysis in _entries(analyses):
         require(0 <= source < target, "source", source, f"a task before {target}")
         known = analysis.learned - 1
         require(target <= known, "target", target, f"an analysed task, up to {known}")
         values = analysis.overlap[f"{source}-{target}"]
-        panel.plot(np.arange(len(values)) + 1, values, lw=1.1, label=label, **_line_style(place))
+        panel.plot(np.arange(len(values)) + 1, values, lw=1.1, label=label, **_line_style(look))
     _set_labels(panel, x="direction", y="singular value of the overlap")
     panel.set_ylim(0, 1.02)
     _add_legend(figure, panel)
@@ -327,16 +332,16 @@ def overlap_maps(analyses: Analyses, *, statistic: str = "largest", width: float
 def explained_variance(analyses: Analyses, task: int = 0, *, width: float = COLUMN) -> Figure:
     """The explained variance of a task's features; a point marks the directions stored."""
     figure, panel = _single_panel(width)
-    for label, place, analysis in _entries(analyses):
+    for label, look, analysis in _entries(analyses):
         known = len(analysis.variance) - 1
         require(0 <= task <= known, "task", task, f"an analysed task, from 0 to {known}")
         variance = analysis.variance[task]
         percent = 100 * np.array(variance.curve)
-        line = _line_style(place)
+        line = _line_style(look)
         panel.plot(np.arange(len(percent)) + 1, percent, linewidth=1.1, label=label, **line)
         if variance.kept:
             kept = min(variance.kept, len(percent))
-            panel.plot(kept, percent[kept - 1], **line, **_marker_style(place))
+            panel.plot(kept, percent[kept - 1], **line, **_marker_style(look))
     panel.set_xscale("log")
     _set_labels(panel, x="directions", y="explained variance, %")
     _add_legend(figure, panel)
@@ -350,15 +355,15 @@ def forecast_against_measured(analyses: Analyses, *, width: float = COLUMN) -> F
         raise ConfigError("analyses must have forecasts, and none of them has")
     figure, panel = _single_panel(width, width)
     ends = [0.0]
-    for label, place, analysis in entries:
-        colour = _line_style(place)["color"]
+    for label, look, analysis in entries:
+        colour = look.colour
         for point in analysis.forecast:
             face: dict[str, Any] = {"markerfacecolor": colour if point.trusted else "none"}
             panel.plot(
-                point.predicted, point.measured, color=colour, ms=4, **_marker_style(place), **face
+                point.predicted, point.measured, color=colour, ms=4, **_marker_style(look), **face
             )
             ends += [point.predicted, point.measured]
-        panel.plot([], [], color=colour, linestyle="", label=label, **_marker_style(place))
+        panel.plot([], [], color=colour, linestyle="", label=label, **_marker_style(look))
     line = [min(ends) - 1, max(ends) + 1]
     panel.plot(line, line, color="#59636d", linewidth=0.7, linestyle="--", zorder=0)
     _set_labels(panel, x="forecast change, points", y="measured change, points")
@@ -370,21 +375,21 @@ def forecast_against_measured(analyses: Analyses, *, width: float = COLUMN) -> F
 def kernel_change(analyses: Analyses, task: int = 0, *, width: float = COLUMN) -> Figure:
     """The change of the tangent kernel on a task, ‖K' − K‖ / ‖K‖, while later tasks are learned."""
     figure, panel = _single_panel(width)
-    for label, place, analysis in _entries(analyses):
+    for label, look, analysis in _entries(analyses):
         known = len(analysis.kernel) - 1
         require(0 <= task <= known, "task", task, f"an analysed task, from 0 to {known}")
         values = analysis.kernel[task]
-        look = _line_style(place) | _marker_style(place)
+        style = _line_style(look) | _marker_style(look)
         after = np.arange(len(values)) + task + 1
-        panel.plot(after, values, linewidth=1.1, markersize=3, label=label, **look)
+        panel.plot(after, values, linewidth=1.1, markersize=3, label=label, **style)
     _set_labels(panel, x="after learning task", y="relative change of the kernel")
     _whole_numbers(panel)
     _add_legend(figure, panel)
     return figure
 
 
-def _entries(analyses: Analyses) -> list[tuple[str, int, Analysis]]:
-    """The label, place in the palette and analysis of each."""
+def _entries(analyses: Analyses) -> list[tuple[str, Look, Analysis]]:
+    """The label, look and analysis of each."""
     if not isinstance(analyses, Mapping):
         kind = type(analyses).__name__
         raise ConfigError(f"analyses must be a mapping from methods' names to them, not {kind}")
@@ -395,4 +400,4 @@ def _entries(analyses: Analyses) -> list[tuple[str, int, Analysis]]:
     names = {method_label(name): name for name in METHODS}
     labels = [method_label(name) for name in analyses]
     methods = [names.get(label.split(",")[0], label) for label in labels]
-    return list(zip(labels, places(methods), analyses.values(), strict=True))
+    return list(zip(labels, looks(methods), analyses.values(), strict=True))

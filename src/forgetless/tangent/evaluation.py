@@ -287,8 +287,16 @@ class Evaluation:
 
 def close(a: Tensor, b: Tensor) -> bool:
     """Whether two runs differ by no more than rounding."""
-    tolerance = min(0.1, 20 * torch.finfo(a.dtype).eps ** 0.5)
+    tolerance = min(0.1, 20 * _eps(a.dtype) ** 0.5)
     return bool((a - b).norm() <= tolerance * a.norm() + torch.finfo(a.dtype).tiny)
+
+
+def _eps(*dtypes: torch.dtype) -> float:
+    """The rounding of the lowest precision in which a network may have computed.
+
+    The norms of transformers compute in float32, also where inputs and outputs are float64.
+    """
+    return max(torch.finfo(dtype).eps for dtype in (torch.float32, *dtypes))
 
 
 def _usable(x: Tensor) -> Tensor:
@@ -426,7 +434,7 @@ def autograd_check(
     there = {name: g for name, g in gradients.items() if g is not None}
     lengths = dict.fromkeys(gradients, 0.0)
     lengths |= zip(there, _numbers([g.norm() for g in there.values()]), strict=True)
-    eps = max(torch.finfo(t.dtype).eps for t in (weights, *outputs))
+    eps = _eps(weights.dtype, *(t.dtype for t in outputs))
     return AutogradCheck(weights, gradients, lengths, 30 * eps * hypot(*lengths.values()), eps)
 
 

@@ -20,7 +20,7 @@ from forgetless.trace.checkpoint import CHECKPOINTS, Store
 from forgetless.trace.trace import Keep, Trace, is_trace, load_trace, weights_file
 
 # Settings that decide how a run is carried out, not what comes out.
-INCIDENTAL = frozenset({"seeds_together", "evaluate"})
+INCIDENTAL = frozenset({"seeds_together", "evaluate", "method_family"})
 # The parts of a fingerprint that settings may not explain, and what differs then.
 _PARTS = {
     "scenario": "the scenario's options or code",

@@ -113,16 +113,18 @@ def test_classifiers_are_protected_by_class(tmp_path):
     assert not any("classifier" in name for name in callback.guard.names)
 
 
-def test_checkpoints_hold_what_is_remembered(tmp_path):
-    model, callback = llama(), GuardTrainerCallback(METHOD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpoints_hold_what_is_remembered(tmp_path, dtype):
+    model, callback = llama().to(dtype), GuardTrainerCallback(METHOD)
     train(model, tokens(0), tmp_path / "first", callback)
     train(model, tokens(1), tmp_path / "second", callback, save_strategy="steps", save_steps=3)
     checkpoint = tmp_path / "second" / "checkpoint-3"
     assert len(load_file(checkpoint / "forgetless.safetensors")["memory.directions"]) == 10
 
-    resumed, fresh = llama(), GuardTrainerCallback(METHOD)
+    resumed, fresh = llama().to(dtype), GuardTrainerCallback(METHOD)
     train(resumed, tokens(1), tmp_path / "second", fresh, resume=str(checkpoint))
     assert fresh.guard.tasks == 2
+    assert all(p.dtype == dtype for p in model.parameters())
     for there, here in zip(model.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(there, here, rtol=0, atol=0)
 
@@ -280,6 +282,25 @@ def test_a_file_that_cannot_be_read(tmp_path):
             (tmp_path / "forgetless.safetensors").write_bytes(content)
         with pytest.raises(DataError, match=r"forgetless.safetensors cannot be read"):
             GuardTrainerCallback(METHOD).load(tmp_path)
+
+
+def test_what_is_stored_of_another_model_is_rejected(tmp_path):
+    train(llama(), tokens(0), tmp_path, GuardTrainerCallback(METHOD))
+    callback = GuardTrainerCallback(METHOD)
+    callback.load(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"forgetless.safetensors does not fit: the state is for another model"
+    ):
+        train(gpt2(), tokens(1), tmp_path, callback)
+
+
+def test_an_adapter_that_was_merged_in_between_is_rejected(tmp_path):
+    torch.manual_seed(0)
+    model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
+    callback = GuardTrainerCallback(KronOGD(samples=20))
+    train(model, tokens(0), tmp_path, callback)
+    with pytest.raises(ConfigError, match=r"merging an adapter.*make a new guard"):
+        train(model.merge_and_unload().requires_grad_(True), tokens(1), tmp_path, callback)
 
 
 class Logger(TrainerCallback):

@@ -15,6 +15,7 @@ from forgetless.guard.batches.outputs import Named, Output
 from forgetless.guard.batches.samples import Unpack
 from forgetless.guard.distributed.sharding import gathered
 from forgetless.guard.guard import Guard
+from forgetless.guard.history import NumberLogger
 from forgetless.guard.model import unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
@@ -43,6 +44,7 @@ class GuardOptions(TypedDict, total=False):
     process_group: Any
     drift_samples: int
     progress: bool
+    log: str | NumberLogger | None
     seed: int
 
 
@@ -69,6 +71,7 @@ class GuardCarrier:
         self._guard: Guard | None = None
         self._protected: dict[str, Tensor] = {}
         self._loaded: Mapping[str, Tensor] = {}  # a state for the guard to come
+        self._loaded_from: Path | None = None
         self._was_loaded = False
 
     @property
@@ -97,9 +100,11 @@ class GuardCarrier:
         """Continue from what `save` wrote, at the latest when training begins."""
         file = Path(folder) / FILE
         try:
-            self.load_state_dict(load_file(file))
+            state = load_file(file)
         except (OSError, SafetensorError) as error:
             raise DataError(f"{file} cannot be read: {first_line(error)}") from error
+        self.load_state_dict(state)
+        self._loaded_from = file
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is stored; empty before training."""
@@ -183,6 +188,11 @@ class GuardCarrier:
         options: GuardOptions = {**(defaults or {}), **self._options}
         guard = Guard(model, optimizer, self._method, **options)
         if stored:
-            guard.load_state_dict(stored)
+            try:
+                guard.load_state_dict(stored)
+            except ConfigError as error:
+                if self._loaded_from is None or self._guard is not None:
+                    raise
+                raise ConfigError(f"{self._loaded_from} does not fit: {error}") from error
         self._guard, self._loaded = guard, {}
         self._protected = {name: parameters[name] for name in guard.names}

@@ -12,7 +12,7 @@ from forgetless.paper.numbers import DIVERGED, accuracies, average, cell, picked
 from forgetless.paper.pictures import Pictures, panels
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Workshop, each
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
 from forgetless.support.statistics import mean, std
 
 BENCHMARKS = ("rotated", "cifar", "permuted")

@@ -15,7 +15,7 @@ from forgetless.paper.pictures import Pictures, legend_below, panels
 from forgetless.paper.replay import Replay
 from forgetless.paper.results import Data, Results
 from forgetless.paper.workshop import Artefact, Probe, Workshop, each, each_probed
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
 from forgetless.support.statistics import mean, std
 from forgetless.theory import operator_overlap, overlap_spectrum
 

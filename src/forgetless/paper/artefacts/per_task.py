@@ -14,7 +14,7 @@ from forgetless.paper.pictures import Pictures, legend_below, panels
 from forgetless.paper.printed import FINAL
 from forgetless.paper.results import Data
 from forgetless.paper.workshop import Artefact, Workshop, each
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
 from forgetless.support.statistics import apart, estimate, mean, std
 
 _LEAST = 2.5  # points of a task's accuracy that never counted as a disagreement by an earlier rule

@@ -15,7 +15,7 @@ from forgetless.paper.numbers import shown, table
 from forgetless.paper.pictures import Pictures, legend_below, panels
 from forgetless.paper.results import Data
 from forgetless.paper.workshop import Artefact, Cells, Workshop
-from forgetless.report.comparison import method_colour
+from forgetless.report.looks import method_colour
 from forgetless.support.statistics import mean
 from forgetless.theory import (
     ComponentProjection,

@@ -15,6 +15,25 @@ const group = () => DATA.groups[state.group];
 const entries = () => group().entries.filter((e) => !state.hidden.has(e.label));
 const colour = (entry) => `var(--c${entry.colour})`;
 const dash = (entry) => entry.dash;
+// A piece of an entry's line, beside its name.
+const swatch = (entry) =>
+  d3
+    .create("svg")
+    .attr("class", "swatch")
+    .attr("viewBox", "0 0 26 6")
+    .attr("aria-hidden", "true")
+    .call((svg) =>
+      svg
+        .append("line")
+        .attr("x1", 0)
+        .attr("x2", 26)
+        .attr("y1", 3)
+        .attr("y2", 3)
+        .attr("stroke", colour(entry))
+        .attr("stroke-width", 3)
+        .attr("stroke-dasharray", dash(entry) || null),
+    )
+    .node();
 
 // The accuracies of this scenario, of the test set or of a validation set.
 const measure = () => group().measure;

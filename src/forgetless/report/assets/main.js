@@ -53,10 +53,9 @@ function drawMethods(nav) {
           type: "button",
           "aria-pressed": String(visible),
           "data-label": entry.label,
-          style: `--colour: ${colour(entry)}`,
           onclick: flip,
         },
-        el("span", { class: "swatch", "aria-hidden": "true" }),
+        swatch(entry),
         named(entry.label),
       ),
     );
