@@ -37,7 +37,7 @@ ROW_BYTES = 1 + PIXELS_PER_IMAGE  # the label first
 
 @dataclass(frozen=True)
 class Edition:
-    """A published form of the dataset: its folder, its five training files and the test file, and its tarball.
+    """A published form of the dataset: its folder, its six files, the test file last, its tarball.
 
     Arguments:
         decode: (content, images, path) → binary rows of a label and 3072 pixels.
