@@ -250,3 +250,14 @@ def test_tasks_of_ones_own_must_hold_out_samples(capsys, tmp_path):
     status, out, _ = forgetless(best, capsys)
     assert status == 0
     assert json.loads(out)[0]["measured_on"] == "test"
+
+
+def test_the_error_of_a_run_is_not_hidden_by_the_table(capsys, tmp_path):
+    """What is done is shown, without tests; files of a table are of all methods or none."""
+    files = ["--csv", "t.csv", "--latex", "t.tex", "--against", "sgd", "--seeds", "2"]
+    compare = ["compare", "rotated-digits", "--methods", "sgd,ewc", "--ewc-strength", "1e9"]
+    status, out, err = forgetless([*compare, *QUICK, *files], capsys)
+    assert status == 1
+    assert "smaller strength than 1e+09 may help" in err
+    assert "SGD" in out
+    assert not list(tmp_path.glob("t.*"))
