@@ -58,7 +58,9 @@ add_module_names = False
 
 # No inventory of another project is downloaded, so that the site builds without a network; and
 # signatures name classes that are no part of the interface, and so have no page.
-OTHERS = "torch numpy matplotlib rich avalanche lightning transformers collections typing pathlib os"
+OTHERS = (
+    "torch numpy matplotlib rich avalanche lightning transformers collections typing pathlib os"
+)
 nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS.replace(' ', '|')})(\..*)?"),
     ("py:class", r"forgetless\..*"),
