@@ -54,7 +54,7 @@ METHODS = {
     "pca-ogd": PCAOGD(components=5, samples=30),
     "kron-ogd": KronOGD(energy=0.9, samples=30),
     "kfac-laplace": KFACLaplace(samples=30),
-    "kron-ewc": KronEWC(samples=30),
+    "kron-ewc": KronEWC(strength=0.1, tolerance=1e-3, samples=30),
     "gpm": GPM(threshold=0.8, samples=30),
     "sgp": SGP(threshold=0.8, samples=30),
     "adam-nscl": AdamNSCL(ratio=100.0, samples=30),

@@ -1,5 +1,8 @@
 """KronEWC's penalty and moments against autograd, and how its strength follows what is kept."""
 
+from dataclasses import dataclass
+from typing import ClassVar, final
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from forgetless import SGD, Guard, KronEWC, Training, fit
+from forgetless import SGD, Guard, KronEWC, Method, TensorScenario, Training, fit
 from forgetless.linalg import Layout
 from forgetless.methods.kfac_laplace import Posterior
 from forgetless.methods.kron_ewc import Springs
@@ -153,7 +156,7 @@ def test_no_strength_makes_gradient_descent_diverge(strength, momentum):
 
 def springs(strength):
     nothing = Posterior(Eigenbasis.empty(), 1, torch.zeros(1, 2))
-    return Springs(nothing, strength)
+    return Springs(nothing, torch.tensor([strength], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -172,11 +175,11 @@ def springs(strength):
 def test_the_strength_follows_the_harm(harm, before, after):
     def told(anchor):
         assert anchor.shape == (1, 2)
-        return torch.tensor(harm, dtype=torch.float64)
+        return torch.tensor([harm], dtype=torch.float64)
 
     method, state = KronEWC(strength=10.0, tolerance=0.2), springs(before)
     found = method.adapted(state, told)
-    assert found.strength == pytest.approx(after)
+    assert found.strength.tolist() == pytest.approx([after])
     assert method.metrics(found) == {"strength": pytest.approx(after)}
 
 
@@ -273,3 +276,57 @@ def test_in_fit_it_keeps_more_than_training_alone(digits):
         for method in (SGD(), KronEWC())
     ]
     assert kept[1] < 0.7 * kept[0]
+
+
+def test_in_fit_it_makes_it_stronger_for_the_seeds_whose_tasks_are_forgotten():
+    """The second task has other labels for the same inputs."""
+    pairs = [(labelled(shift), labelled(shift, seed=1)) for shift in (0, 1)]
+    training = Training(lr=0.1, epochs=40, batch_size=10, dtype="float64")
+
+    def trained_by(tolerance, seeds):
+        method = KronEWC(0.01, tolerance)
+        return fit(TensorScenario(pairs), method, network(), seeds=seeds, training=training)
+
+    def loss(trace, seed):
+        model = network()
+        model.load_state_dict(trace.weights(seed, 1))
+        x, y = labelled(0)
+        return cross_entropy(model(x), y).item()
+
+    both, never = (trained_by(tolerance, [0, 1]) for tolerance in (0.2, 1e9))
+    for seed in (0, 1):
+        assert loss(both, seed) < 0.6 * loss(never, seed), (loss(both, seed), loss(never, seed))
+    alone = trained_by(0.2, [1])
+    torch.testing.assert_close(alone.weights(1, 1), both.weights(1, 1))
+
+
+def test_in_fit_it_compares_the_losses_with_those_at_the_anchor():
+    """Sixteen samples of each task, and a look after every ten steps for each stored task."""
+    told = []
+
+    @final
+    @dataclass(frozen=True)
+    class Told(Method[int]):
+        name: ClassVar[str] = "told"
+        acts_on = "gradient"
+        adapts: ClassVar[bool] = True
+
+        def init(self, view):
+            return torch.zeros(len(view.theta), 1)
+
+        def update(self, g, state, view):
+            return g, state
+
+        def consolidate(self, state, view, task):
+            return state + 1
+
+        def adapted(self, state, harm):
+            told.append((int(state[0]), harm(torch.zeros(len(state), 163, dtype=torch.float64))))
+            return state
+
+    training = Training(lr=0.1, epochs=2, batch_size=6, dtype="float64")
+    pairs = [(labelled(shift), labelled(shift)) for shift in (0, 1, 2)]
+    fit(TensorScenario(pairs), Told(), network(), training=training)
+    # Twenty steps a task: looks at 30 and 40 with one task stored, and at 60 with two.
+    assert [(state, tuple(h.shape)) for state, h in told] == [(1, (1, 1)), (1, (1, 1)), (2, (1, 2))]
+    assert all(bool((h != 0).all()) for _, h in told)

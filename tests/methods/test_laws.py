@@ -16,6 +16,7 @@ from forgetless import (
     OGD,
     PCAOGD,
     SGD,
+    Guard,
     Joint,
     TensorScenario,
     Training,
@@ -104,6 +105,33 @@ def test_ewc_follows_the_finite_difference_of_its_penalty(seed, strength):
         up, down = method.penalty(state, theta + shift), method.penalty(state, theta - shift)
         slope = (up - down) / (2 * width)
         torch.testing.assert_close(added[:, i], slope, rtol=1e-6, atol=1e-6 * (1 + strength))
+
+
+def test_by_default_ewc_has_the_same_strength_for_every_scale_of_gradients():
+    """A tenth of the weights' root mean square costs half a nat for each task."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    theta, fisher = nn.utils.parameters_to_vector(model.parameters()).detach(), 0
+    x, y = random(0, 20, 6), torch.arange(20) % 3
+    for i in range(len(x)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        gradients = torch.autograd.grad(loss, [*model.parameters()])
+        fisher = fisher + torch.cat([g.flatten() for g in gradients]) ** 2 / len(x)
+    states = []
+    for scale in (1.0, 1e-3):
+        guard = Guard(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            EWC(),
+            loss=lambda z, t, scale=scale: scale * nn.functional.cross_entropy(z, t),
+        )
+        guard.end_task((x, y))
+        states.append(guard._steps.state)
+    expected = 100 * fisher / (fisher.sum() * theta.square().mean())
+    torch.testing.assert_close(states[0].fisher[0], expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(states[1].fisher, states[0].fisher, rtol=1e-9, atol=0)
+    moved = theta + 0.1 * theta.square().mean().sqrt()
+    assert float(EWC().penalty(states[0], moved.unsqueeze(0))) == pytest.approx(0.5)
 
 
 @given(seeds, st.integers(1, 5))

@@ -17,13 +17,12 @@ from forgetless.guard.distributed.sharding import reshard
 from forgetless.guard.model import GuardedModel, full_precision
 from forgetless.guard.parameters import has_moving_statistics
 from forgetless.methods import Method
+from forgetless.methods.base import is_look
 from forgetless.support.streams import stream, undisturbed
 from forgetless.support.validation import ConfigError, DataError, warn_caller
 from forgetless.tangent import eval_mode
 
 _FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
-# A method that adapts is told so often, times the stored tasks up to so many.
-_OFTEN, _TASKS = 10, 5
 _LIMIT = 0.3  # drift from which a task may be forgotten; outputs move far also to get better
 # Where there are classes, accuracy has fallen by some 15 points with either of these.
 _RISE = 0.2  # of the loss
@@ -91,6 +90,11 @@ class TaskDrift:
     def level(self) -> float:
         """The mean loss, or the drift where there are no classes or no loss."""
         return self.drift if self.loss is None or self.changed is None else self.loss
+
+    @property
+    def level_then(self) -> float:
+        """The level when the task was stored."""
+        return 0.0 if self.loss_then is None or self.changed is None else self.loss_then
 
     def __str__(self) -> str:
         text = f"task {self.task}: drift {self.drift:.3g}"
@@ -217,17 +221,22 @@ class DriftCheck:
     def adapted(self, state: Any, steps: int) -> Any:
         """The method's state, with a look at how well the tasks are kept if it is time for one.
 
-        What else moves the outputs, as the statistics of batch norm do, counts at both weights.
+        What else moves the outputs, as the statistics of batch norm do, counts at both weights. Of
+        a sharded model, which has no weights but its own, it is compared with what was stored.
         """
-        every = _OFTEN * min(len(self.kept), _TASKS)
-        due = self._method.adapts and self.kept and steps % every == 0
-        if not due or self._failed or self.model.parameters.slices is not None:
+        if not self._method.adapts or self._failed or not is_look(steps, len(self.kept)):
             return state
 
         def harm(theta: Tensor) -> Tensor:
-            now, then = (self.measure(steps, at).tasks for at in (None, theta))
-            found = torch.tensor([a.level - b.level for a, b in zip(now, then, strict=True)])
-            return found if self.model.ranks is None else self.model.ranks.broadcast(found)
+            if self.model.parameters.slices is None:
+                now, then = (self.measure(steps, at).tasks for at in (None, theta))
+                found = [a.level - b.level for a, b in zip(now, then, strict=True)]
+            else:
+                with _unnoticed(self.model, gathers=False) as model:
+                    now = tuple(_compared(k, some, model, None) for k, some in self.kept.items())
+                found = [a.level - a.level_then for a in now]
+            rise = torch.tensor([found])
+            return rise if self.model.ranks is None else self.model.ranks.broadcast(rise)
 
         with self._once():
             return self._method.adapted(state, harm)
@@ -360,13 +369,19 @@ class DriftCheck:
 
 
 @contextmanager
-def _unnoticed(model: GuardedModel) -> Iterator[GuardedModel]:
-    """The model for its outputs alone, with all weights here; only its weights are read."""
-    device = model.parameters.device
-    reshard(model.module)
-    model = model.gathered()
+def _unnoticed(model: GuardedModel, *, gathers: bool = True) -> Iterator[GuardedModel]:
+    """The model for its outputs alone; only its weights are read.
+
+    Arguments:
+        model: the model.
+        gathers: whether all weights of a sharded model are wanted here.
+    """
+    device, module = model.parameters.device, model.module
+    reshard(module)
+    model = model.gathered() if gathers else model
     with full_precision(device), undisturbed(device), torch.no_grad(), eval_mode(model.module):
         yield model
+    reshard(module)
 
 
 def _outputs(model: GuardedModel, part: Part, theta: Tensor | None = None) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from forgetless.guard.batches.outputs import (
     true_class_output,
 )
 from forgetless.guard.batches.samples import Part, StoredSamples
-from forgetless.guard.distributed.sharding import gathered_copy
+from forgetless.guard.distributed.sharding import gathered_copy, is_fully_sharded
 from forgetless.guard.parameters import Parameters
 from forgetless.methods.base import FeatureOutputs, MomentOutputs
 from forgetless.support.collectives import Ranks
@@ -264,6 +264,8 @@ class GuardedModel:
 
     def outputs(self, part: Part, theta: Tensor | None) -> Any:
         """The model's outputs at theta (1, p), or as it is; buffers are not changed."""
+        if self.parameters.slices is not None and is_fully_sharded(self.module):
+            return self._outputs(self.placed(part), {})
         values = self.values(theta)
         values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
         return self._outputs(self.placed(part), values)

@@ -47,7 +47,7 @@ _NOT_IN_TRACE = frozenset({"seeds", "device", "protocol"})  # settings of all ru
 # Other values than the defaults, for the scenarios that match a pattern; later ones win.
 # MNIST and CIFAR-100: the settings of the paper's experiments.
 PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("*-mnist", {"train_per_class": 1000}),
+    ("*-mnist", {"train_per_class": 1000, "ewc_strength": 10.0}),
     ("rotated-*mnist", {"tasks": 15}),
     ("permuted-*mnist", {"tasks": 15}),
     ("split-*mnist", {"epochs": 5}),

@@ -21,6 +21,17 @@ from forgetless.subspace.storage import Demand
 from forgetless.support.validation import ConfigError, check_options, require
 from forgetless.tangent import InputMoments, Moments, TangentFeatures
 
+# A method that adapts is told how well tasks are kept after so many steps, times the stored tasks
+# up to so many, on so many samples of each.
+_LOOK_EVERY, _LOOK_TASKS = 10, 5
+FOLLOWED = 16
+
+
+def is_look(step: int, tasks: int) -> bool:
+    """Whether `Method.adapted` is called after so many steps, with so many tasks stored."""
+    return tasks > 0 and step % (_LOOK_EVERY * min(tasks, _LOOK_TASKS)) == 0
+
+
 FeatureOutputs = Literal["class", "all"]
 MomentOutputs = Literal["all", "class", "fisher", "mixed"]
 # From outputs (S, n, C) and their samples to a loss for each seed, (S,), or each sample, (S, n).
@@ -375,12 +386,12 @@ class Method(ABC, Generic[State]):
     def adapted(self, state: State, harm: Callable[[Tensor], Tensor]) -> State:
         """The state after a look at how well the stored tasks are kept.
 
-        A guard that keeps samples of the tasks calls it every few steps; `fit` does not.
+        Whoever drives the method calls it when `is_look` says so, with a few samples of each task.
 
         Arguments:
             state: the state.
-            harm: from weights (1, p) to how much worse each of K tasks is at the present weights,
-                (K,): the rise of the mean loss, or of the drift where nothing is classified.
+            harm: from weights (S, p) to how much worse each of K tasks is at the present weights,
+                (S, K): the rise of the mean loss, or of the drift where nothing is classified.
         """
         return state
 

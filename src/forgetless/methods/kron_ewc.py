@@ -11,7 +11,7 @@ from forgetless.linalg import Growth
 from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe, cost_of_eigenbasis
 from forgetless.methods.kfac_laplace import Posterior
-from forgetless.subspace.eigenbasis import Axis, Eigenbasis
+from forgetless.subspace.eigenbasis import Axis, Eigenbasis, as_leading
 from forgetless.support.validation import FRACTION, POSITIVE, option, real, whole
 
 # A look at the stored tasks raises the strength at most, and lowers it at most, by these factors.
@@ -26,11 +26,11 @@ class Springs:
 
     Arguments:
         posterior: their rest position and stiffness.
-        strength: λ.
+        strength: λ, (S,).
     """
 
     posterior: Posterior
-    strength: float
+    strength: Tensor
 
     def grown(self, growth: Growth, theta: Tensor) -> Self:
         """For a network with more weights, of which no task has used the new ones."""
@@ -50,12 +50,12 @@ class KronEWC(Method[Springs]):
       nats per label.
     - G ← (1 − ρ) G + ρ tr(G) / r · I, since gradients change with the weights: inputs matter for
       all outputs of a layer. Without it, changes of several layers that are harmless alone add up.
-    - λ follows what is kept. Every few steps a guard tells how far the mean loss h_k of each task
-      k is above that at the anchor, on the samples that it keeps for its drift check, and
+    - λ follows what is kept. Every few steps it is told how far the mean loss h_k of each task k is
+      above that at the anchor, on 16 samples (in a guard, those of its drift check), and
 
           λ ← clip(λ · clip(max_k h_k / tolerance, 1 / 1.25, 4), strength, 3000 strength)
 
-      In `fit`, and in a guard without such samples, λ = strength.
+      In a guard without such samples, λ = strength.
 
     The penalty's gradient is taken where the step ends, not where it starts. With learning rate η a
     step of gradient descent is then the minimum of penalty and ‖θ − (θ_t − η g)‖² / 2η: in a
@@ -111,31 +111,35 @@ class KronEWC(Method[Springs]):
     def init(self, view: View) -> Springs:
         """No penalty before the first task."""
         nothing = Posterior(Eigenbasis.empty(), 0, torch.zeros_like(view.theta))
-        return Springs(nothing, self.strength)
+        return Springs(nothing, self._least(view.theta))
+
+    def _least(self, theta: Tensor) -> Tensor:
+        """The least strength for each of S seeds."""
+        return theta.new_full(theta.shape[:1], self.strength, dtype=torch.float64)
 
     def update(self, g: Tensor, state: Springs, view: View) -> tuple[Tensor, Springs]:
         """The gradient of the loss before the step, plus that of the penalty after it."""
         known = state.posterior
         if not known.tasks:
             return g, state
-        weight, lr = state.strength * known.tasks, view.lr
+        weight, lr = (state.strength * known.tasks).to(g), view.lr
 
         def stiffness(energies: Tensor) -> Tensor:
-            return weight * energies / (1 + lr * weight * energies)
+            stiff = as_leading(weight, energies) * energies
+            return stiff / (1 + lr * stiff)
 
         moved = view.theta - lr * g - known.anchor
         return g + known.basis.product(moved, view.layout, stiffness, view.storage.ranks), state
 
     def adapted(self, state: Springs, harm: Callable[[Tensor], Tensor]) -> Springs:
         """A stronger penalty where a task gets worse than tolerated, else a weaker one."""
-        worst = float(harm(state.posterior.anchor).nan_to_num(torch.inf).max())
-        strength = state.strength * min(max(worst / self.tolerance, 1 / _DOWN), _UP)
-        most = _MOST * self.strength
-        return replace(state, strength=min(max(strength, self.strength), most))
+        worst = harm(state.posterior.anchor).nan_to_num(torch.inf).amax(1).to(state.strength)
+        strength = state.strength * (worst / self.tolerance).clamp(1 / _DOWN, _UP)
+        return replace(state, strength=strength.clamp(self.strength, _MOST * self.strength))
 
     def metrics(self, state: Springs) -> dict[str, float]:
         """The strength that the penalty now has."""
-        return {"strength": state.strength}
+        return {"strength": float(state.strength.mean())}
 
     def consolidate(self, state: Springs, view: View, task: FinishedTask) -> Springs:
         """Add the task's moments, move the anchor, and begin with the least strength."""
@@ -143,4 +147,4 @@ class KronEWC(Method[Springs]):
         theta, known = view.theta.clone(), state.posterior
         basis = known.basis.averaged(moments, known.tasks, theta)
         basis.make_alike(view.storage.ranks)
-        return Springs(Posterior(basis, known.tasks + 1, theta), self.strength)
+        return Springs(Posterior(basis, known.tasks + 1, theta), self._least(theta))

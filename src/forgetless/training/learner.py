@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.data import Scenario, Split
 from forgetless.methods import Method, Samples
+from forgetless.methods.base import FOLLOWED, is_look
 from forgetless.methods.state import check_state, check_storage, consolidated, take_step
 from forgetless.subspace import DENSE, Storage
 from forgetless.support.streams import stream
@@ -194,6 +195,7 @@ class Learner:
 
     Attributes:
         optimizer: the present task's; None for plain SGD.
+        followed: samples of the earlier tasks, for a method that adapts.
     """
 
     def __init__(
@@ -214,6 +216,7 @@ class Learner:
         self.steps = 0  # of the whole run
         self.progress: TaskProgress | None = None
         self.optimizer: TorchOptimizer | None = None
+        self.followed: Samples | None = None
         remedies = [f"a smaller learning rate than {training.lr:g}", method.steadied_by]
         self.watch = FiniteWatch(self.seeds, [remedy for remedy in remedies if remedy])
         self._has_batch_norm = any(isinstance(m, _BatchNorm) for m in network.module.modules())
@@ -262,6 +265,7 @@ class Learner:
                 recorded = self.recorder.advance(split, task, batches)
                 steps, finite = recorded or (1, self._step(split, batches[0], task))
                 self.steps += steps
+                self._follow()
                 del batches[:steps]
                 self.watch.note(self.steps, finite)
                 self.recorder.draw_ahead(len(batches))
@@ -345,6 +349,22 @@ class Learner:
                 network.theta[:, size:].sub_(update[:, size:])
         view.at(None, self.steps)
 
+    def _follow(self) -> None:
+        """Let a method that adapts see how well the earlier tasks are kept, if it is time."""
+        kept = self.followed
+        if kept is None:
+            return
+        sizes = kept.tasks[0].unique_consecutive(return_counts=True)[1].tolist()
+        if not is_look(self.steps, len(sizes)):
+            return
+
+        def losses(theta: Tensor | None) -> Tensor:
+            each = self.view.losses(self.view.outputs(kept, theta), kept)
+            return torch.stack([of_task.mean(1) for of_task in each.split(sizes, 1)], 1)
+
+        with eval_mode(self.network.module), torch.no_grad():
+            self.state = self.method.adapted(self.state, lambda theta: losses(None) - losses(theta))
+
     @property
     def at_start(self) -> bool:
         """Whether no step was taken yet on the present task."""
@@ -373,6 +393,11 @@ class Learner:
             if note is not None:
                 warn_caller(f"task {task + 1}: {note}")
         self.state = state
+        if self.method.adapts:
+            generators = [stream(seed, "followed samples", task) for seed in self.seeds]
+            index = choose_indices(FOLLOWED, learned.size, generators)
+            new = batch_of(learned.split, index.to(split.labels.device), task)
+            self.followed = new if self.followed is None else self.followed + new
         self.progress = self.optimizer = None
 
     def use_storage(self, storage: Storage) -> None:

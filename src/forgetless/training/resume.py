@@ -46,6 +46,10 @@ def learner_progress(learner: Learner) -> dict[str, Tensor]:
     if done is not None:
         found |= {} if done.order is None else {"order": done.order}
         found |= {f"best.{name}": t for name, t in done.held_out.best.items()}
+    if learner.followed is not None:
+        for row in range(len(learner.seeds)):
+            of_seed = learner.followed.tensors(row).items()
+            found |= {f"followed.{row}.{name}": t for name, t in of_seed}
     return found
 
 
@@ -93,6 +97,9 @@ def restore_learner(
             [{n: t.to(theta.device) for n, t in kept.items()} for kept in samples]
         )
 
+    rows = range(len(learner.seeds))
+    followed = [_starting_with(f"followed.{row}.", tensors) for row in rows]
+    learner.followed = load(followed) if followed[0] else None
     storage = learner.view.storage
     learner.state = restored_state(of_seeds, learner.method, network.protected, storage, load)
     learner.steps = int(values["steps"])
@@ -116,17 +123,19 @@ class Savepoint:
     state: Any
     progress: TaskProgress | None
     optimizer: TorchOptimizer | None
+    followed: Samples | None
     random: dict[str, Tensor]
 
     @classmethod
     def of(cls, learner: Learner) -> "Savepoint":
         """The learner as it is now."""
-        return cls(learner.state, learner.progress, learner.optimizer, _random(learner))
+        now = learner.state, learner.progress, learner.optimizer, learner.followed
+        return cls(*now, _random(learner))
 
     def restore(self, learner: Learner) -> None:
         """Undo a consolidation."""
         learner.state, learner.progress = self.state, self.progress
-        learner.optimizer = self.optimizer
+        learner.optimizer, learner.followed = self.optimizer, self.followed
         _set_random(learner, self.random)
 
 

@@ -94,8 +94,8 @@ CASES = [
     Case("ddp-sgp", "mlp", "sgd", SGP(threshold=0.8, samples=20), "ddp"),
     Case("ddp-laplace", "mlp", "sgd", KFACLaplace(samples=20), "ddp"),
     Case("ddp-kron-ewc", "transformer", "adamw", KronEWC(samples=20, tolerance=1e-3), "ddp"),
-    Case("fsdp-kron-ewc", "transformer", "adamw", KronEWC(samples=20), "fsdp"),
-    Case("fsdp-kron-ewc-sgd", "mlp", "sgd", KronEWC(samples=20), "fsdp"),
+    Case("fsdp-kron-ewc", "transformer", "adamw", KronEWC(samples=20, tolerance=1e-3), "fsdp"),
+    Case("fsdp-kron-ewc-sgd", "mlp", "sgd", KronEWC(samples=20, tolerance=1e-3), "fsdp"),
     Case("fsdp-gpm", "transformer", "adamw", GPM(threshold=0.8, samples=20), "fsdp"),
     Case("fsdp-nscl", "mlp", "sgd", AdamNSCL(ratio=100.0, samples=20), "fsdp"),
     Case("fsdp-kron", "transformer", "adamw", KRON, "fsdp"),
@@ -109,6 +109,7 @@ CASES = [
     Case("fsdp-fewer", "mlp", "sgd", PCA, "fsdp", options={"max_rank": 6}),
     Case("fsdp-coarse", "mlp", "adamw", PCA, "fsdp", options={"storage": "bfloat16"}),
     Case("fsdp-ewc", "mlp", "sgd", EWC(strength=5.0), "fsdp"),
+    Case("fsdp-ewc-scale", "transformer", "sgd", EWC(), "fsdp"),
     Case("fsdp-si", "mlp", "adamw", SI, "fsdp"),
     Case("fsdp-some", "mlp", "sgd", OGD(samples=9), "fsdp", options={"exclude": ["4"]}),
 ]

@@ -177,6 +177,11 @@ def gathered_copy(module: nn.Module) -> nn.Module:
     return copied(module)
 
 
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether a model, or a part of it, gathers its own weights when it is run."""
+    return any(map(_is_fsdp, module.modules()))
+
+
 def _is_fsdp(module: Any) -> TypeGuard[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without it there can be none
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
