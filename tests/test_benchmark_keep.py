@@ -130,12 +130,34 @@ def test_runs_that_are_there_are_not_made_again():
 def test_the_page_has_all_models_of_a_folder(around, tmp_path):
     for name, lr in (("plain a", 1e-3), ("plain b", 1e-2)):
         _, behaviour = keep.run(keep.Setting("plain", lr), 0, around)
-        stored = {"name": name, "family": "plain", "behaviour": keep.asdict(behaviour)}
+        told = keep.asdict(behaviour) | {
+            "tasks": {"French": 2.0, "reviews": 1.0, "dictionary": 3.0}
+        }
+        stored = {"name": name, "family": "plain", "behaviour": told}
         keep.write(tmp_path / f"{name}.json", json.dumps(stored))
-    found = keep.page(around.examinations["test"], tmp_path)
+    found = keep.page(around, tmp_path)
     assert [*found.models] == ["base", "plain a", "plain b"]
+    assert [*found.models["base"].tasks.values()] == around.losses["test"]
     assert found.families == {"plain a": "plain", "plain b": "plain"}
     assert found.models["plain b"].mean_kl == pytest.approx(behaviour.mean_kl)
+
+
+def test_what_the_base_model_does_is_found_again(tmp_path, monkeypatch):
+    made = world()
+    monkeypatch.setattr(keep, "pretrained", lambda folder: (made.base, made.tokenizer))
+    monkeypatch.setattr(keep, "with_frozen", lambda model, blocks: model)
+    monkeypatch.setattr(keep.keep_data, "tasks", lambda *arguments: made.tasks)
+    monkeypatch.setattr(keep.keep_data, "prompts", lambda *arguments: made.prompts)
+    first = keep.prepared(tmp_path, "cpu", PROTOCOL, tmp_path / "base.pt")
+    monkeypatch.delattr(keep, "pretrained")
+    again = keep.prepared(tmp_path, "cpu", PROTOCOL, tmp_path / "base.pt")
+    assert again.losses == first.losses
+    assert again.examinations["test"].base == first.examinations["test"].base
+    setting = keep.Setting("KronOGD", 1e-2)
+    runs = [keep.run(setting, 0, one)[0]["losses"] for one in (first, again)]
+    assert runs[0] == runs[1]
+    with pytest.raises(NameError, match="pretrained"):  # of another protocol: made anew
+        keep.prepared(tmp_path, "cpu", replace(PROTOCOL, steps=4), tmp_path / "base.pt")
 
 
 def test_parts_have_nothing_in_common():
