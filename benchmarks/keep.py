@@ -133,7 +133,7 @@ FULL = Protocol(
     ),
 )  # fmt: skip
 QUICK = Protocol(
-    steps=8, batch=4, length=32, blocks=2, kept=4, held_out=8, prompts=8, new_tokens=8,
+    steps=8, batch=4, length=32, blocks=2, kept=4, held_out=4, prompts=6, new_tokens=8,
     seeds=(0,),
     settings=(
         *every("plain", (2e-3,)),
