@@ -136,15 +136,12 @@ QUICK = Protocol(
     steps=8, batch=4, length=32, blocks=2, kept=4, held_out=4, prompts=6, new_tokens=8,
     seeds=(0,),
     settings=(
-        *every("plain", (2e-3,)),
-        *every("KronOGD", (2e-3,)),
-        *every("KronEWC", (2e-3,)),
-        *every("LoRA", (5e-3,), (16,)),
-        *every("plain", (5e-4,)),
-        *every("KronOGD", (1e-3,)),
-        *every("LoRA", (2e-3,), (16,)),
-        *every("distillation", (2e-3,), (1,)),
-        *every("EWC", (2e-3,), (1e5,)),
+        *every("plain", (5e-4, 2e-4, 2e-3)),
+        *every("LoRA", (2e-3, 5e-4, 5e-3), (16,)),
+        *every("EWC", (5e-4,), (1e4, 1e6)),
+        *every("distillation", (5e-4,), (1,)),
+        *every("KronEWC", (5e-4, 1e-3, 2e-3)),
+        *every("KronOGD", (5e-4, 1e-3, 2e-3)),
     ),
 )  # fmt: skip
 
