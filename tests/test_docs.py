@@ -1,5 +1,6 @@
 """The documentation is true: its Python runs, and the files, rooms and options it names exist."""
 
+import doctest
 import json
 import re
 from importlib import import_module
@@ -55,6 +56,16 @@ OF_COMMANDS = [
     "--only",
     "--tokens",
     "--exclude",
+    "--grid",
+    "--sampler",
+    "--trials",
+    "--extend",
+    "--best",
+    "--against",
+    "--test",
+    "--csv",
+    "--latex",
+    "--tiny",
 ]
 
 
@@ -77,6 +88,20 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         assert "(2, 3, 3)" in capsys.readouterr().out
     if page.name == "usage.md":
         assert "0.weight" in names["weights"]
+
+
+WITH_EXAMPLES = [
+    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
+    for file in sorted((ROOT / "src").rglob("*.py"))
+    if ">>> " in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_of_docstrings_run(name):
+    found = doctest.testmod(import_module(name))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_a_method_fits_in_forty_lines():
@@ -119,7 +144,10 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_options_exist(page):
-    known = {flag(name) for name in setting_fields()} | set(OF_COMMANDS)
+    fields = setting_fields()
+    switches = [n for n, of in fields.items() if next(iter(of.values())).type in (bool, "bool")]
+    known = {flag(name) for name in fields} | {f"--no-{flag(n)[2:]}" for n in switches}
+    known |= set(OF_COMMANDS)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text("utf-8")))
     assert named <= known
 

@@ -7,11 +7,16 @@ from forgetless.support.provenance import __version__
 from forgetless.support.validation import did_you_mean
 
 if TYPE_CHECKING:  # what `__getattr__` imports at run time
-    from forgetless.data import FeatureScenario, Scenario, Task, TensorScenario
+    from forgetless.data import Blurry, FeatureScenario, Scenario, Task, TensorScenario
     from forgetless.guard import Guard
     from forgetless.launch.runs import scenario
+    from forgetless.launch.search import Search, load_search, tune
     from forgetless.methods import (
         AGEM,
+        DER,
+        DERPP,
+        ER,
+        ERACE,
         EWC,
         GEM,
         GEMNT,
@@ -20,11 +25,13 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
         PCAOGD,
         SGD,
         SGP,
+        SI,
         AdamNSCL,
         Joint,
         KFACLaplace,
         KronEWC,
         KronOGD,
+        LwF,
         Method,
         View,
     )
@@ -50,6 +57,10 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
 
 __all__ = [
     "AGEM",
+    "DER",
+    "DERPP",
+    "ER",
+    "ERACE",
     "EWC",
     "GEM",
     "GEMNT",
@@ -58,7 +69,9 @@ __all__ = [
     "PCAOGD",
     "SGD",
     "SGP",
+    "SI",
     "AdamNSCL",
+    "Blurry",
     "ConfigError",
     "DataError",
     "FeatureScenario",
@@ -69,9 +82,11 @@ __all__ = [
     "KFACLaplace",
     "KronEWC",
     "KronOGD",
+    "LwF",
     "Method",
     "Progress",
     "Scenario",
+    "Search",
     "Storage",
     "Task",
     "TensorScenario",
@@ -87,19 +102,22 @@ __all__ = [
     "forecast",
     "forgetting",
     "forward_transfer",
+    "load_search",
     "load_trace",
     "scenario",
     "tangent_features",
+    "tune",
 ]
 
 # Module → its names here. Importing one of them is what loads torch; `import forgetless` does not.
 _MODULES = {
-    "data": "FeatureScenario Scenario Task TensorScenario",
+    "data": "Blurry FeatureScenario Scenario Task TensorScenario",
     "guard": "Guard",
     "launch.runs": "scenario",
+    "launch.search": "Search load_search tune",
     "methods": (
-        "AGEM EWC GEM GEMNT GPM OGD PCAOGD SGD SGP AdamNSCL Joint KFACLaplace KronEWC KronOGD "
-        "Method View"
+        "AGEM DER DERPP ER ERACE EWC GEM GEMNT GPM OGD PCAOGD SGD SGP SI AdamNSCL Joint "
+        "KFACLaplace KronEWC KronOGD LwF Method View"
     ),
     "subspace": "Storage",
     "support.validation": "ConfigError DataError ForgetlessError TraceError TrainingError",

@@ -6,7 +6,7 @@ lets problems of different rank be stacked.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -129,21 +129,35 @@ def _chunks_and_gram(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def product_with_itself(rows: Tensor) -> Tensor:
-    """Xᵀ X of rows (N, d), computed in their precision.
+    """Xᵀ X of rows (N, d), computed in their precision."""
+    out = rows.new_zeros(rows.shape[1], rows.shape[1])
+    add_product(rows, out)
+    return mirrored(out)
 
-    A CPU computes the blocks on and above the diagonal, which saves most of half the work.
+
+def add_product(rows: Tensor, out: Tensor) -> None:
+    """Add Xᵀ X of rows (N, d) to `out` (d, d), in their precision.
+
+    A CPU computes the blocks on and above the diagonal, which saves most of half the work; those
+    below it are left to `mirrored`.
     """
-    d = rows.shape[1]
-    if rows.device.type != "cpu" or d < 2 * _BLOCK:
-        found: Tensor = rows.mT @ rows
-        return found
-    out = rows.new_empty(d, d)
-    height = max(_BLOCK, -(-d // _BLOCKS))
-    for start in range(0, d, height):
-        stop = min(start + height, d)
-        torch.mm(rows[:, start:stop].mT, rows[:, start:], out=out[start:stop, start:])
+    for start, stop in _row_blocks(out):
+        out[start:stop, start:].addmm_(rows[:, start:stop].mT, rows[:, start:])
+
+
+def mirrored(out: Tensor) -> Tensor:
+    """The same matrix (d, d) with the blocks that `add_product` has left out."""
+    for start, stop in _row_blocks(out):
         out[stop:, start:stop] = out[start:stop, stop:].mT
     return out
+
+
+def _row_blocks(out: Tensor) -> Iterator[tuple[int, int]]:
+    """The rows of the blocks of a symmetric product: from, to."""
+    d = len(out)
+    whole = out.device.type != "cpu" or d < 2 * _BLOCK
+    height = max(d, 1) if whole else max(_BLOCK, -(-d // _BLOCKS))
+    return ((start, min(start + height, d)) for start in range(0, d, height))
 
 
 def _chunk(device: torch.device) -> int:

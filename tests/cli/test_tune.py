@@ -1,5 +1,6 @@
 """`forgetless tune`, and `compare --best` with what it chose."""
 
+import csv
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -107,8 +109,13 @@ def test_a_killed_search_resumes(search, tmp_path, capsys):
 
 def test_compare_takes_the_choices(search, capsys):
     compare = ["compare", "rotated-digits", "--no-analyse", "--json"]
-    status, out, _ = forgetless([*compare, "--best", "a", "--out", "b", "--seeds", "2"], capsys)
+    files = ["--csv", "t/table.csv", "--latex", "t/table.tex", "--out", "b"]
+    status, out, _ = forgetless([*compare, "--best", "a", *files, "--seeds", "2"], capsys)
     assert status == 0
+    with Path("t/table.csv").open() as table:
+        assert [row["method"] for row in csv.DictReader(table)] == ["SGD", "EWC"]
+    assert r"\bottomrule" in Path("t/table.tex").read_text()
+    assert Path("b/search.json").read_text() == Path("a/search.json").read_text()
     best = load_search("a").best["ewc"].settings
     by_hand = ["--lr", best["lr"], "--ewc-strength", best["ewc_strength"], *QUICK, "--seeds", "2"]
     status, again, _ = forgetless([*compare, "--methods", "ewc", *by_hand], capsys)
@@ -126,6 +133,12 @@ def test_compare_takes_the_choices(search, capsys):
         (["compare", "rotated-digits", "--best", "a", "--tasks", "3"], "tasks is 2 there and 3"),
         (["compare", "rotated-digits", "--best", "a", "--model", "lenet"], "model is 'mlp' there"),
         (["compare", "rotated-digits", "--best", "a", "--methods", "ogd"], "no choice for ogd"),
+        (
+            ["compare", "rotated-digits", "--best", "a", "--seeds", "1"],
+            "--seeds must be two or more",
+        ),
+        (["compare", "rotated-digits", "--best", "a", "--against", "gpm"], "one of sgd, ewc"),
+        (["compare", "rotated-digits", "--best", "a", "--test", "u"], "t or permutation, not 'u'"),
         (["compare", "rotated-digits", "--best", "b"], "b cannot be read: No such file"),
         ([*TUNE, "--out", "a", "--seeds", "3"], "seeds is [100, 101] there and [0, 1, 2] here"),
     ],
@@ -190,7 +203,7 @@ def test_tasks_of_ones_own_must_hold_out_samples(capsys, tmp_path):
     assert (status, err.count("\n")) == (2, 1)
     assert "give the function a parameter validation_per_class" in err
     assert forgetless(["tune", "mine.py:held_out", *quick], capsys)[0] == 0
-    best = ["compare", "mine.py:held_out", "--best", "a", "--seeds", "1", "--json"]
+    best = ["compare", "mine.py:held_out", "--best", "a", "--seeds", "2", "--json"]
     status, out, _ = forgetless(best, capsys)
     assert status == 0
     assert json.loads(out)[0]["measured_on"] == "test"

@@ -25,6 +25,10 @@ import torch
 import forgetless
 from forgetless import (
     AGEM,
+    DER,
+    DERPP,
+    ER,
+    ERACE,
     EWC,
     GEM,
     GEMNT,
@@ -33,11 +37,13 @@ from forgetless import (
     PCAOGD,
     SGD,
     SGP,
+    SI,
     AdamNSCL,
     Joint,
     KFACLaplace,
     KronEWC,
     KronOGD,
+    LwF,
     Training,
     fit,
 )
@@ -58,6 +64,12 @@ METHODS = {
     "gpm": GPM(threshold=0.8, samples=30),
     "sgp": SGP(threshold=0.8, samples=30),
     "adam-nscl": AdamNSCL(ratio=100.0, samples=30),
+    "si": SI(),
+    "lwf": LwF(),
+    "er": ER(buffer=12, batch_size=4),
+    "er-ace": ERACE(buffer=12, batch_size=4),
+    "der": DER(buffer=12, batch_size=4),
+    "der++": DERPP(buffer=12, batch_size=4),
 }
 EVERY_STEP = 1e-9  # minutes between checkpoints
 SEEDS = 2

@@ -35,7 +35,9 @@ def test_the_accuracy_matrix_and_the_weights(method, project, digits):
     check(method, project, TRAINING, SGD, digits)
 
 
-@pytest.mark.parametrize("name", ["pca-ogd", "kron-ogd", "kron-ogd, drift", "ewc", "a-gem"])
+@pytest.mark.parametrize(
+    "name", ["pca-ogd", "kron-ogd", "kron-ogd, drift", "ewc", "a-gem", "si", "er"]
+)
 @pytest.mark.parametrize(
     ("settings", "make"),
     [
@@ -64,6 +66,7 @@ def check(method, project, training, make, digits):
             for index in torch.randperm(len(x), generator=batches).split(training.batch_size):
                 optimizer.zero_grad()
                 cross_entropy(model(x[index]), y[index]).backward()
+                guard.observe((x[index], y[index]))
                 optimizer.step()
         dataset = torch.utils.data.TensorDataset(x, y)
         guard.end_task(torch.utils.data.DataLoader(dataset, batch_size=50, shuffle=True))

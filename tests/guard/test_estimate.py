@@ -21,6 +21,7 @@ from forgetless import (
     PCAOGD,
     SGD,
     SGP,
+    SI,
     AdamNSCL,
     ConfigError,
     Guard,
@@ -104,6 +105,7 @@ EXACT = {
     "kron-ogd, a share": KronOGD(energy=0.9),
     "kfac-laplace": KFACLaplace(),
     "kron-ewc": KronEWC(),
+    "si": SI(),
 }
 BOUNDED = {
     "gpm": GPM(),

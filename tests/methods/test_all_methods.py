@@ -8,6 +8,10 @@ import torch
 
 from forgetless import (
     AGEM,
+    DER,
+    DERPP,
+    ER,
+    ERACE,
     EWC,
     GEM,
     GEMNT,
@@ -16,12 +20,14 @@ from forgetless import (
     PCAOGD,
     SGD,
     SGP,
+    SI,
     AdamNSCL,
     ConfigError,
     Joint,
     KFACLaplace,
     KronEWC,
     KronOGD,
+    LwF,
     Training,
     TrainingError,
     fit,
@@ -52,12 +58,24 @@ TABLE = {
     "gpm, growing": GPM(threshold=0.7, growth=0.05, samples=60),
     "sgp": SGP(threshold=0.8, samples=60),
     "adam-nscl": AdamNSCL(ratio=1000.0, samples=60),
+    "ewc, online": EWC(strength=5.0, decay=0.5),
+    "si": SI(strength=0.1),
+    "lwf": LwF(),
+    "er": ER(buffer=30, batch_size=16),
+    "er-ace": ERACE(buffer=30, batch_size=16),
+    "der": DER(buffer=30, batch_size=16, alpha=0.1),
+    "der++": DERPP(buffer=30, batch_size=16, alpha=0.1),
     "pca-ogd": PCAOGD(components=15, samples=60),
     "pca-ogd, centred": PCAOGD(components=15, samples=60, centred=True),
     "pca-ogd, by share": PCAOGD(variance=0.9, samples=60),
 }
 every_method = pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
 TRAINING = Training(lr=0.05, epochs=3, dtype="float64")
+
+
+def test_the_others_follow_the_steps_of_the_first_task():
+    others = {m.name for m in TABLE.values() if not m.idle_before_first_task}
+    assert others == {"si", "er", "er-ace", "der", "der++"}
 
 
 def test_the_table_has_every_method():
@@ -106,9 +124,11 @@ def test_a_seed_does_not_know_which_seeds_it_ran_beside(method, digits):
         torch.testing.assert_close(weight, beside.weights(4, 2)[name], atol=1e-9, rtol=1e-7)
 
 
-@every_method
+@pytest.mark.parametrize(
+    "method", [m for m in TABLE.values() if m.idle_before_first_task], ids=lambda m: m.name
+)
 def test_nothing_happens_before_the_first_task_is_over(method, digits):
-    """Until something is remembered, every method is plain SGD."""
+    """Until something is remembered, such a method is plain SGD."""
     g = torch.randn(2, 30)
 
     class Blind:
@@ -118,7 +138,6 @@ def test_nothing_happens_before_the_first_task_is_over(method, digits):
         layout = Layout({"weight": (6, 5)})
         storage = DENSE
 
-    assert method.idle_before_first_task
     state = method.init(Blind())
     step, after = method.update(g, state, Blind())
     torch.testing.assert_close(step, g)
@@ -141,7 +160,9 @@ def test_broken_gradients_are_reported_with_the_step(method, digits):
                 self.calls.add_(1)
             return self.net(x) / (self.calls < 5)
 
-    message = "NaN or infinite by step 5 of task 1, seed 7"
+    # Replay runs the network once more, on stored samples, from the second step on.
+    step = 4 if method.needs_batch and not method.idle_before_first_task else 5
+    message = f"NaN or infinite by step {step} of task 1, seed 7"
     with pytest.raises(TrainingError, match=message) as caught:
         fit(digits, method, Explodes, seeds=[7], training=TRAINING)
     remedy = f"a smaller learning rate than {TRAINING.lr:g} "
@@ -159,7 +180,8 @@ def test_hyperparameters_are_frozen(method):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_built_by_name_from_options(name):
-    strengths = {"ewc_strength": 3.0, "laplace_strength": 3.0, "kron_strength": 3.0}
+    springs = ("ewc", "laplace", "kron", "si", "lwf")
+    strengths = {f"{of}_strength": 3.0 for of in springs}
     method = build_method(name, {"memory": 7, "samples": 50, **strengths})
     assert method.name == name
     kept = {"ogd": "samples", "pca-ogd": "components"}.get(name, "memory")
@@ -205,6 +227,14 @@ def test_built_by_name_from_options(name):
         (lambda: AdamNSCL(ratio=0.5), "ratio must be a finite number of at least 1"),
         (lambda: KFACLaplace(strength=-1), "strength must be a finite number of at least 0"),
         (lambda: KronEWC(tolerance=0), "tolerance must be a positive number, not 0"),
+        (lambda: EWC(decay=1.5), "decay must be a share in \\[0, 1\\], not 1.5"),
+        (lambda: SI(damping=0), "SI's damping must be a positive number, not 0"),
+        (lambda: LwF(temperature=0), "LwF's temperature must be a positive number, not 0"),
+        (lambda: LwF(strength=-1), "strength must be a finite number of at least 0"),
+        (lambda: ER(buffer=0), "ER's buffer must be a whole number of at least 1, not 0"),
+        (lambda: ERACE(batch_size=0), "ER-ACE's batch_size must be a whole number of at least 1"),
+        (lambda: DER(alpha=-1), "DER's alpha must be a finite number of at least 0"),
+        (lambda: DERPP(beta="x"), r"DER\+\+'s beta must be a finite number of at least 0"),
         (lambda: build_method("nope", {}), "unknown method 'nope'"),
     ],
 )
@@ -222,7 +252,7 @@ def test_whole_numbers_may_be_numpys():
     [
         ("sgd", set()),
         ("joint", {"joint_batch"}),
-        ("ewc", {"ewc_strength", "ewc_fisher"}),
+        ("ewc", {"ewc_strength", "ewc_fisher", "ewc_decay"}),
         ("a-gem", {"memory", "agem_batch", "agem_heads"}),
         ("gem", {"memory", "gem_margin"}),
         ("gem-nt", {"memory"}),
@@ -259,6 +289,12 @@ def test_whole_numbers_may_be_numpys():
         ),
         ("adam-nscl", {"samples", "without_inputs", "nscl_ratio", "storage", "budget"}),
         ("pca-ogd", {"memory", "variance", "samples", "centred", "storage", "budget"}),
+        ("si", {"si_strength", "si_damping"}),
+        ("lwf", {"lwf_strength", "lwf_temperature"}),
+        ("er", {"buffer", "replay_batch"}),
+        ("er-ace", {"buffer", "replay_batch"}),
+        ("der", {"buffer", "replay_batch", "der_alpha"}),
+        ("der++", {"buffer", "replay_batch", "der_alpha", "der_beta"}),
     ],
 )
 def test_settings_that_a_method_does_not_use(name, used):
@@ -267,11 +303,13 @@ def test_settings_that_a_method_does_not_use(name, used):
         "gem_margin", "variance", "energy", "drift", "shrinkage", "kron_outputs", "samples",
         "centred", "storage", "budget", "laplace_strength", "kron_strength", "tolerance",
         "without_inputs", "gpm_threshold", "gpm_layer_thresholds", "gpm_growth", "sgp_scale",
-        "nscl_ratio",
+        "nscl_ratio", "ewc_decay", "si_strength", "si_damping", "lwf_strength", "lwf_temperature",
+        "buffer", "replay_batch", "der_alpha", "der_beta",
     }  # fmt: skip
     unprotected = {"unprotected"} - used if name == "sgd" else set()  # it protects nothing
     noted = set(resolve("rotated-digits", name).as_dict())
     of_all = {"classes_per_task", "validation_seed", "seeds", "device", "protocol", "heads"}
+    of_all |= {"full_head", "blurry", "online"}
     of_all |= {"decay", "decay_after", "least_lr", "held_out"}  # of schedules and early stopping
     assert set(setting_fields()) - noted - of_all == of_methods - used | unprotected
 

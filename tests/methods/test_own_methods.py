@@ -8,12 +8,24 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, softmax
 
-from forgetless import Guard, Training, fit
-from forgetless.support.streams import global_stream, random_subset, stream
+from forgetless import Training, fit
+from forgetless.support.streams import random_subset, stream
 from forgetless.training.models import MLP
+from tests.methods.formula import (
+    BATCH,
+    EPOCHS,
+    LR,
+    OPTIMIZERS,
+    SEED,
+    Plain,
+    assert_weights,
+    by_formula,
+    flat,
+    gradient,
+    guarded,
+)
 
 FILE = Path(__file__).parents[2] / "examples" / "own_methods.py"
-SEED, LR, EPOCHS, BATCH = 3, 0.05, 2, 16
 
 
 def own_methods():
@@ -33,27 +45,6 @@ METHODS = {
 }
 
 
-def flat(tensors):
-    return torch.cat([t.flatten() for t in tensors])
-
-
-def gradient(model, loss):
-    return flat(torch.autograd.grad(loss, list(model.parameters())))
-
-
-class Plain:
-    """What each paper prints, written down once more with plain autograd on a module."""
-
-    def begin(self, model): ...
-
-    def step(self, model, x, y, g):
-        return g
-
-    def after(self, model, before, g): ...
-
-    def end(self, model, x): ...
-
-
 class PlainSI(Plain):
     def begin(self, model):
         self.anchor = flat(model.parameters()).detach().clone()
@@ -67,7 +58,7 @@ class PlainSI(Plain):
     def after(self, model, before, g):
         self.small += -g * (flat(model.parameters()).detach() - before)
 
-    def end(self, model, x):
+    def end(self, model, x, y):
         theta = flat(model.parameters()).detach().clone()
         self.big += self.small.clamp(min=0) / ((theta - self.anchor) ** 2 + 0.01)
         self.anchor, self.small = theta, torch.zeros_like(theta)
@@ -85,7 +76,7 @@ class PlainLwF(Plain):
         divergence = (target * (target.log() - now.log())).sum(1).mean()
         return g + 0.8 * gradient(model, 4.0 * divergence)
 
-    def end(self, model, x):
+    def end(self, model, x, y):
         self.old = MLP(64, 100, 10).double()
         self.old.load_state_dict(model.state_dict())
 
@@ -135,7 +126,7 @@ class PlainOWM(Plain):
             parts.append(part)
         return flat(parts)
 
-    def end(self, model, x):
+    def end(self, model, x, y):
         inputs = {}
         hooks = [
             layer.register_forward_hook(
@@ -153,105 +144,19 @@ class PlainOWM(Plain):
 
 
 PLAIN = {"owm": PlainOWM, "der++": PlainDERPP, "lwf": PlainLwF, "si": PlainSI}
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=LR),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
-}
-
-
-def data_of(scenario, t):
-    split = scenario.task(t, [SEED]).train
-    inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
-    return inputs[0].double(), labels[0]
-
-
-def fresh():
-    with global_stream(SEED, "initial weights"):
-        return MLP(64, 100, 10).double()
-
-
-def batches(scenario):
-    """(task, its data, the samples of each step), in the order of `fit`."""
-    order = stream(SEED, "batches")
-    for t in range(3):
-        x, y = data_of(scenario, t)
-        yield (
-            x,
-            y,
-            [
-                index
-                for _ in range(EPOCHS)
-                for index in torch.randperm(len(x), generator=order).split(BATCH)
-            ],
-        )
-
-
-def parts_of(vector, model):
-    """A vector's part for each parameter, in its shape."""
-    parts, start = [], 0
-    for p in model.parameters():
-        parts.append(vector[start : start + p.numel()].view_as(p))
-        start += p.numel()
-    return parts
-
-
-def by_formula(scenario, name, optimizer, *, anew=False):
-    """Weights after three tasks by the formula; projections act on the optimizer's update.
-
-    Arguments:
-        anew: start the optimizer anew with each task, as `fit` does.
-    """
-    model, rule, projects = fresh(), PLAIN[name](), METHODS[name].acts_on == "update"
-    optimizer = OPTIMIZERS[optimizer](model.parameters())
-    rule.begin(model)
-    for x, y, steps in batches(scenario):
-        if anew:
-            optimizer.state.clear()
-        for index in steps:
-            before = flat(model.parameters()).detach()
-            g = gradient(model, cross_entropy(model(x[index]), y[index]))
-            given = g if projects else rule.step(model, x[index], y[index], g)
-            for p, part in zip(model.parameters(), parts_of(given, model), strict=True):
-                p.grad = part.clone()
-            optimizer.step()
-            if projects:
-                moved = before - flat(model.parameters()).detach()
-                after = before - rule.step(model, x[index], y[index], moved)
-                with torch.no_grad():
-                    for p, part in zip(model.parameters(), parts_of(after, model), strict=True):
-                        p.copy_(part)
-            rule.after(model, before, g)
-        rule.end(model, x)
-    return model.state_dict()
-
-
-def guarded(scenario, name, optimizer):
-    """Weights after three tasks in a loop of one's own."""
-    model = fresh()
-    optimizer = OPTIMIZERS[optimizer](model.parameters())
-    guard = Guard(model, optimizer, METHODS[name], seed=SEED)
-    for x, y, steps in batches(scenario):
-        for index in steps:
-            optimizer.zero_grad()
-            cross_entropy(model(x[index]), y[index]).backward()
-            guard.observe((x[index], y[index]))
-            optimizer.step()
-        guard.end_task((x, y))
-    return model.state_dict()
-
-
-def assert_weights(found, expected):
-    for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, rtol=1e-8, atol=1e-10)
-
-
 every_own_method = pytest.mark.parametrize("name", METHODS)
+
+
+def formula(scenario, name, optimizer, **options):
+    projects = METHODS[name].acts_on == "update"
+    return by_formula(scenario, PLAIN[name](), OPTIMIZERS[optimizer], projects=projects, **options)
 
 
 @every_own_method
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_in_a_guard_it_does_what_its_formula_says(name, optimizer, digits):
-    assert_weights(guarded(digits, name, optimizer), by_formula(digits, name, optimizer))
+    found = guarded(digits, METHODS[name], OPTIMIZERS[optimizer])
+    assert_weights(found, formula(digits, name, optimizer))
 
 
 @every_own_method
@@ -267,15 +172,13 @@ def test_in_a_guard_it_does_what_its_formula_says(name, optimizer, digits):
 def test_in_fit_it_does_what_its_formula_says(name, optimizer, settings, digits):
     training = Training(epochs=EPOCHS, batch_size=BATCH, dtype="float64", **settings)
     trace = fit(digits, METHODS[name], seeds=[SEED], training=training)
-    expected = by_formula(digits, name, optimizer, anew=True)
-    assert_weights(trace.weights(SEED, 2), expected)
+    assert_weights(trace.weights(SEED, 2), formula(digits, name, optimizer, anew=True))
 
 
 @every_own_method
 def test_it_does_something(name, digits):
     """Or else the formulas would agree for nothing."""
-    plain = by_formula(digits, "si", "sgd") if name != "si" else by_formula(digits, "lwf", "sgd")
-    other = by_formula(digits, name, "sgd")
+    plain, other = (formula(digits, n, "sgd") for n in ("lwf" if name == "si" else "si", name))
     assert any(not torch.allclose(plain[k], other[k], atol=1e-4) for k in plain)
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from forgetless.cli.groups import completing
-from forgetless.cli.progress import LOGGERS
 from forgetless.data import SCENARIOS
 from forgetless.launch.engines import Cluster, Engine, InProcess, Processes
 from forgetless.launch.runs import ALL_RUNS, Config, describe_default, setting_fields
 from forgetless.launch.search import searchable
 from forgetless.methods import METHODS, method_class, method_options
+from forgetless.report.loggers import LOGGERS
 from forgetless.support.plugins import PluginKind, installed, short_name
 from forgetless.support.validation import ConfigError, flag, require, unknown
 from forgetless.trace import Keep

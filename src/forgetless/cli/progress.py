@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, final
@@ -16,33 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from forgetless.launch.engines import Event, Job
-from forgetless.report.loggers import (
-    Logger,
-    MLflowLogger,
-    TensorBoardLogger,
-    WandbLogger,
-)
-from forgetless.support.validation import require
+from forgetless.report.loggers import LOGGERS, logger_names
 from forgetless.trace.notebook import viridis
 from forgetless.training.settings import Measurements, Observer, several
 
 _CELL = 4  # characters
-
-LOGGERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Logger]] = {
-    "tensorboard": lambda folder, name, config: TensorBoardLogger(folder / "tensorboard"),
-    "mlflow": lambda folder, name, config: MLflowLogger(name=name, params=config),
-    "wandb": lambda folder, name, config: WandbLogger(name=name, folder=folder, config=config),
-}
-
-
-def logger_names(log: str) -> list[str]:
-    """The loggers of the option --log, checked."""
-    names = [name.strip() for name in log.split(",") if name.strip()]
-    good = all(name in LOGGERS for name in names) and len(set(names)) == len(names)
-    wrong = next((name for name in names if name not in LOGGERS), log)
-    accepted = f"one or more of {', '.join(LOGGERS)}, comma-separated"
-    require(good, "--log", wrong, accepted, LOGGERS)
-    return names
 
 
 def say(text: str, console: Console | None = None) -> None:
@@ -68,7 +46,8 @@ class Board:
         workers: how many jobs run at a time.
         log: names of loggers, comma-separated.
         console: where to; standard error by default.
-        lines: print the lines where there is no terminal.
+        lines: print the lines where there is no terminal, and leave a row for each run that is over
+            on one; without, somebody else prints what is to stay.
     """
 
     def __init__(
@@ -167,7 +146,9 @@ class Board:
         if order.folder not in self._loggers:
             stack, config = ExitStack(), order.config.as_dict()
             makers = [LOGGERS[name] for name in self._log]
-            opened = [stack.enter_context(m(order.folder, order.name, config)) for m in makers]
+            opened = [
+                stack.enter_context(m(order.folder, order.name, config, "task")) for m in makers
+            ]
             self._loggers[order.folder] = stack, several(*opened)
 
     def _advance(self, job: Job, done: float) -> None:
@@ -188,7 +169,8 @@ class Board:
         if row not in self._rows:
             name = event.job.name if event.worker else ""
             self._rows[row] = self._bars.add_task(row, total=1.0, where=name)
-        if event.worker and event.kind in ("retried", "finished", "failed"):
+        keeps_row = self._lines and not event.worker
+        if not keeps_row and event.kind in ("retried", "finished", "failed"):
             self._bars.remove_task(self._rows.pop(row))
             return
         fields: dict[str, Any] = {}

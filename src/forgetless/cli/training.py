@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, cast, final
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ from forgetless.cli.options import (
     values_to_set,
     with_config_options,
 )
-from forgetless.cli.progress import Board, logger_names, say, say_report
+from forgetless.cli.progress import Board, say, say_report
 from forgetless.data import build_scenario
 from forgetless.launch.engines import (
     Engine,
@@ -55,12 +55,14 @@ from forgetless.launch.runs import (
     refuse_unused,
     resolve,
 )
-from forgetless.launch.search import best_configs, load_search
-from forgetless.report import comparison_table, task_table
+from forgetless.launch.search import SEARCH_FILE, best_configs, load_search
+from forgetless.report import as_csv, as_latex, comparison_table, ranking, task_table
+from forgetless.report.loggers import logger_names
 from forgetless.report.page import PAGE, make_report
 from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.files import is_shared, without_password, write_atomically
 from forgetless.support.plugins import is_in_file, short_name
+from forgetless.support.statistics import TESTS, Test
 from forgetless.support.validation import ForgetlessError, require
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
 from forgetless.training.models import ModelFactory
@@ -148,6 +150,30 @@ def compare_command(
     address: Address = None,
     jobs: Jobs = 1,
     log: Log = "",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="METHOD",
+            help="Test the others against this method.  [default: the best; all pairs are tested]",
+        ),
+    ] = None,
+    test: Annotated[
+        str,
+        typer.Option(
+            "--test",
+            metavar="t|permutation",
+            help="Paired over seeds, with Holm's correction: a t-test, or a permutation test, "
+            "which needs more seeds.",
+        ),
+    ] = "t",
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV, too.")
+    ] = None,
+    latex: Annotated[
+        Path | None,
+        typer.Option("--latex", metavar="FILE", help="Write the table as LaTeX (booktabs), too."),
+    ] = None,
     as_json: Json = False,
     *,
     settings: dict[str, Any],
@@ -158,6 +184,13 @@ def compare_command(
     else:
         parts = _best_runs(best, scenario, methods, to_set, settings)
     _check(parts, settings, keep, checkpoint_every, log)
+    TESTS.check("--test", test)
+    known = ", ".join(parts)
+    require(against is None or against in parts, "--against", against, f"one of {known}")
+    tested = next((n for n, v in (("best", best), ("against", against), ("latex", latex)) if v), "")
+    seeds = next(iter(parts.values())).seed_list()
+    enough = f"two or more for the intervals and tests of --{tested}"
+    require(not tested or len(seeds) > 1, "--seeds", settings.get("seeds", "1"), enough)
     started = time.perf_counter()
     shared = out.rstrip("/") if out is not None and is_shared(out) else None
     name = f"{short_name(scenario)}-compare"
@@ -168,7 +201,9 @@ def compare_command(
         orders = _orders(parts, folder, data, keep, checkpoint_every, states, shared)
         if engine == "local":  # elsewhere the data may be where the workers are
             check_names([c for part, c in parts.items() if states[part].kind != "complete"], data)
-        results = _Results(folder, shared, parts, data, as_json)
+        results = _Results(
+            folder, shared, parts, data, as_json, against, cast(Test, test), csv, latex, best
+        )
         traces = results.collected(_traces(orders, states.values(), trainer, log))
         seconds = time.perf_counter() - started
         note = f"{len(traces)} runs in {seconds:.0f} s, {trainer.workers} jobs at a time"
@@ -245,6 +280,9 @@ class _Results:
         parts: the configuration of each run, by its method, in the order to show them.
         data: folder with datasets, or None.
         as_json: print JSON for programs, in place of tables and sentences for people.
+        against, test: for the tests of the table.
+        csv, latex: files for the table, or None.
+        best: the search that chose the settings, or None; the folder gets a copy.
     """
 
     folder: Path
@@ -252,6 +290,11 @@ class _Results:
     parts: Mapping[str, Config]
     data: Path | None
     as_json: bool
+    against: str | None
+    test: Test
+    csv: Path | None
+    latex: Path | None
+    best: Path | None
 
     def collected(self, coming: Iterable[Trace]) -> list[Trace]:
         """All traces; if an error ends them, those before it are shown."""
@@ -274,11 +317,11 @@ class _Results:
         traces.sort(key=lambda trace: [*self.parts].index(trace.method))
         picture = save(accuracy_matrices(traces), self.folder / "accuracy.png")
         text = json.dumps(self.summaries(traces), indent=1, allow_nan=False)
-        write_atomically(self.folder / COMPARISON, lambda file: file.write_text(text, "utf-8"))
-        if not self.as_json:
-            Console().print(comparison_table(traces))
-            if note:
-                say(note)
+        _write(self.folder / COMPARISON, text)
+        if self.best is not None:
+            search = load_search(self.best)
+            search.save(self.folder / SEARCH_FILE)
+        self._show_table(traces, note)
         try:
             given = _from_files(next(iter(self.parts.values())), self.data)
             sentences = make_report(
@@ -286,8 +329,23 @@ class _Results:
             )
         finally:
             if self.shared:
-                upload(self.folder, self.shared, (picture.name, PAGE, COMPARISON))
+                upload(self.folder, self.shared, (picture.name, PAGE, COMPARISON, SEARCH_FILE))
         return picture, sentences
+
+    def _show_table(self, traces: list[Trace], note: str) -> None:
+        """Print the table, and write it to files."""
+        there = any(trace.method == self.against for trace in traces)
+        made = ranking(traces, against=self.against if there else None, test=self.test)
+        if not self.as_json:
+            Console().print(comparison_table(made))
+            if self.best is not None:
+                say(f"Settings: those chosen in {self.best}, on held-out training images.")
+            if note:
+                say(note)
+        if self.csv is not None:
+            _write(self.csv, as_csv(made))
+        if self.latex is not None:
+            _write(self.latex, as_latex(made))
 
     def say_where(self, traces: list[Trace], picture: Path, sentences: list[str]) -> None:
         """Print where the results are, or the results as JSON."""
@@ -306,6 +364,11 @@ class _Results:
             return [trace.summary() for trace in traces]
         place = without_password(self.shared)
         return [trace.summary() | {"out": f"{place}/{trace.method}"} for trace in traces]
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a text file."""
+    write_atomically(file, lambda place: place.write_text(text, "utf-8"))
 
 
 def _check(

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, final
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from forgetless.cli.groups import completing
 from forgetless.cli.options import (
     Address,
     CheckpointEvery,
@@ -22,6 +24,7 @@ from forgetless.cli.options import (
     Set,
     engine_for,
     grids_from,
+    method_names,
     values_to_set,
     with_config_options,
 )
@@ -66,6 +69,7 @@ def tune_command(
             "--method",
             metavar="NAMES",
             help="Methods, comma-separated or repeated. Or your own, my_file.py:OWM.",
+            autocompletion=completing(method_names),
         ),
     ],
     grid: Annotated[
@@ -84,6 +88,7 @@ def tune_command(
         typer.Option(
             "--sampler",
             metavar="|".join(SAMPLERS),
+            autocompletion=completing(lambda: SAMPLERS),
             help="Try all combinations, or let Optuna choose between the least and the greatest "
             "value of each option.",
         ),
@@ -234,7 +239,8 @@ def _table(search: Search) -> Table:
     """The best settings of each method, and their score."""
     per_class = search.protocol.get("validation_per_class")
     title = f"{search.scenario}: best settings on held-out images"
-    table = Table(title=title)
+    shape: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "min_width": 70}
+    table = Table(title=title, caption_justify="left", **shape)
     table.add_column("method", style="bold")
     table.add_column("settings")
     for heading in ("A_T", "trials"):

@@ -5,6 +5,7 @@ from forgetless.data.features import FeatureScenario
 from forgetless.data.scenarios import (
     SCENARIOS,
     SETTINGS,
+    Blurry,
     Scenario,
     ScenarioOptions,
     Setting,
@@ -22,6 +23,7 @@ __all__ = [
     "SCENARIOS",
     "SETTINGS",
     "SOURCES",
+    "Blurry",
     "FeatureScenario",
     "ImageSet",
     "Scenario",

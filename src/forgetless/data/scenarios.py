@@ -28,6 +28,7 @@ from forgetless.support.plugins import (
 from forgetless.support.streams import stream
 from forgetless.support.validation import (
     FINITE,
+    SHARE_OR_ZERO,
     ConfigError,
     DataError,
     check_options,
@@ -53,11 +54,13 @@ class Split:
         labels: (n,), each an index among the outputs of the whole scenario.
         orders: (S, d), for each seed the order of the d numbers of an input, or None. Permuting
             the samples taken costs less than S permuted copies of the data.
+        origins: (n,), if samples have one of several orders (S, K, d), which.
     """
 
     inputs: Tensor
     labels: Tensor
     orders: Tensor | None = None
+    origins: Tensor | None = None
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -67,19 +70,37 @@ class Split:
         """Inputs (S, m, *shape) and labels (S, m) at index (S, m)."""
         inputs = self.inputs[index]
         if self.orders is not None:
-            flat = inputs.flatten(2)
-            inputs = flat.gather(2, self.orders.unsqueeze(1).expand_as(flat)).view_as(inputs)
+            flat, orders = inputs.flatten(2), self.orders.unsqueeze(1)
+            if self.origins is not None:
+                seed = torch.arange(len(index), device=index.device).unsqueeze(1)
+                orders = self.orders[seed, self.origins[index]]
+            inputs = flat.gather(2, orders.expand_as(flat)).view_as(inputs)
         return inputs, self.labels[index]
 
     def subset(self, index: Tensor) -> "Split":
         """The samples at index (m,)."""
-        return Split(self.inputs[index], self.labels[index], self.orders)
+        origins = None if self.origins is None else self.origins[index]
+        return Split(self.inputs[index], self.labels[index], self.orders, origins)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Split":
         """The same samples on another device."""
-        orders = None if self.orders is None else self.orders.to(device)
         inputs, labels = self.inputs.to(device, dtype), self.labels.to(device)
-        return Split(inputs, labels, orders)
+        orders = None if self.orders is None else self.orders.to(device)
+        origins = None if self.origins is None else self.origins.to(device)
+        return Split(inputs, labels, orders, origins)
+
+    @staticmethod
+    def joined(parts: Sequence["Split"]) -> "Split":
+        """The samples of several splits, none of which is joined already."""
+        inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
+        known = [part.orders for part in parts if part.orders is not None]
+        if not known:
+            return Split(inputs, labels)
+        same = torch.arange(known[0].shape[1]).expand_as(known[0])
+        orders = [same if part.orders is None else part.orders for part in parts]
+        counts = torch.tensor([len(part) for part in parts])
+        origins = torch.arange(len(parts)).repeat_interleave(counts)
+        return Split(inputs, labels, torch.stack(orders, 1), origins)
 
 
 @final
@@ -105,8 +126,9 @@ class Scenario(ABC):
 
     - "task" (task-incremental): those of the sample's own task, which is known at test time.
     - "domain" (domain-incremental): all of them; every task has the same classes.
-    - "class" (class-incremental): those of all classes seen so far. In training the cross-entropy
-      is over these, for new and for stored samples.
+    - "class" (class-incremental): those of all classes seen so far, as if the head grew with
+      them; with `full_head` all outputs, from the first task on. In training the cross-entropy is
+      over these, for new and for stored samples.
 
     Attributes:
         name: for tables and the command line.
@@ -114,6 +136,7 @@ class Scenario(ABC):
         n_tasks: the length of the sequence.
         input_shape: shape of one input.
         n_outputs: number of outputs that a network needs for all tasks.
+        full_head: whether all outputs compete from the start, in the setting "class".
         measured_on: whether the tasks' test sets are the "test" set or a "validation" set, held
             out of the training set.
         recipe: the options from which its name makes it again, as a trace notes them; None for
@@ -125,6 +148,7 @@ class Scenario(ABC):
     n_tasks: int
     input_shape: tuple[int, ...]
     n_outputs: int
+    full_head: bool = False
     measured_on: Literal["test", "validation"] = "test"
     recipe: Mapping[str, Any] | None = None
 
@@ -145,7 +169,7 @@ class Scenario(ABC):
         """
         if self.setting == "task":
             return self.classes(index)
-        if self.setting == "domain":
+        if self.setting == "domain" or self.full_head:
             return range(self.n_outputs)
         latest = index if learned is None else max(index, learned)
         return range(max(self.classes(t).stop for t in range(latest + 1)))
@@ -161,6 +185,8 @@ class Scenario(ABC):
         setting = getattr(self, "setting", None)
         accepted = "task, domain or class: which outputs compete for a sample"
         require(setting in SETTINGS, f"the setting of {self.name}", setting, accepted)
+        known = not self.full_head or setting == "class"
+        require(known, "full_head", self.full_head, "False in another setting than class")
         seen = 0
         for t in range(self.n_tasks):
             own, whose = self.classes(t), f"the classes of task {t + 1}"
@@ -172,6 +198,28 @@ class Scenario(ABC):
                 accepted = f"a range from at most {seen} in a class setting, without a gap"
                 require(own.start <= seen, whose, own, accepted)
             seen = max(seen, own.stop)
+
+    def checked_task(self, index: int, seeds: Sequence[int]) -> Task:
+        """Task `index`, if it has samples of classes that compete in it."""
+        where = f"task {index + 1} of {self.name}"
+        try:
+            task = self.task(index, seeds)
+        except StopIteration as end:
+            raise DataError(
+                f"{where} does not exist: its stream has ended, and n_tasks is {self.n_tasks}"
+            ) from end
+        known = self.competing(index)
+        for split, what in ((task.train, "training"), (task.test, "test")):
+            if not len(split):
+                raise DataError(f"{where} has no {what} samples")
+            least, most = (int(end) for end in split.labels.aminmax())
+            if least < known.start or most >= known.stop:
+                label = least if least < known.start else most
+                raise DataError(
+                    f"{where} has {what} samples of class {label}, and the outputs that compete in "
+                    f"it are {known.start} to {known.stop - 1}: its classes() must have all of them"
+                )
+        return task
 
 
 def own_settings(scenario: Scenario, path: str | None) -> dict[str, Any]:
@@ -185,6 +233,8 @@ def own_settings(scenario: Scenario, path: str | None) -> dict[str, Any]:
         found["scenario_from"] = path
     if scenario.measured_on != "test":
         found["measured_on"] = scenario.measured_on
+    if scenario.full_head:
+        found["full_head"] = True
     return found
 
 
@@ -202,7 +252,14 @@ class TensorScenario(Scenario):
             labels; with "class" every class has its own label, and each task continues where the
             earlier ones stop; with "task" labels count from 0 within each task, which has its own
             outputs.
+        full_head: with "class", let all outputs compete from the start.
         name: for tables and messages.
+
+    Example:
+        >>> x, y = torch.randn(20, 5), torch.arange(20) % 2
+        >>> tasks = TensorScenario([((x, y), (x, y)), ((-x, y), (-x, y))])
+        >>> tasks.n_tasks, tasks.n_outputs
+        (2, 2)
     """
 
     def __init__(
@@ -210,9 +267,11 @@ class TensorScenario(Scenario):
         tasks: Sequence[tuple[TaskSource, TaskSource]],
         *,
         setting: Setting = "domain",
+        full_head: bool = False,
         name: str = "custom",
     ) -> None:
         require(setting in SETTINGS, "setting", setting, "task, domain or class", SETTINGS)
+        self.full_head = full_head
         tasks = list(tasks)
         if not tasks:
             raise DataError("a scenario needs at least one task")
@@ -329,6 +388,16 @@ class ScenarioOptions:
         "domain (all of one shared head; labels within the task).",
         choices=SETTINGS,
     )
+    full_head: bool = option(
+        False,
+        "Setting class: let all outputs compete from the start, not those of classes seen so far.",
+    )
+    blurry: float = option(
+        0.0,
+        "Share of each task's training samples that are dealt to the other tasks, which blurs the "
+        "boundaries.",
+        accepted=SHARE_OR_ZERO,
+    )
     train_per_class: int = option(
         0,
         "Training images of each class, the first in the file; 0 takes all.",
@@ -371,6 +440,7 @@ class _ImageScenario(Scenario):
         self.options = options
         self.recipe = scenario_settings(name, options)
         self.setting = self.recipe["setting"]
+        self.full_head = self.recipe.get("full_head", False)
         self.view = view
         chosen = first_of_each_class(images.train_labels, images.n_classes, options.train_per_class)
         train = images.train_images[chosen], images.train_labels[chosen]
@@ -466,6 +536,54 @@ class SplitClasses(_ImageScenario):
         return Task(f"classes {own.start}-{own.stop - 1}", *splits)
 
 
+@final
+class Blurry(Scenario):
+    """Tasks with blurred boundaries: each has a few samples of all the others.
+
+    The share M of each task's training samples, a random choice, is dealt evenly to the other
+    tasks: with tasks of disjoint classes, the blurry-M setup of Bang et al. (2021, "Rainbow
+    memory"). Test sets stay as they are. In the setting "class" every class comes by from the first
+    task on, so all outputs compete from there on.
+
+    Arguments:
+        tasks: in the setting "domain" or "class".
+        share: M, in [0, 1).
+        seed: of the choice, which is the same for all seeds of a run.
+    """
+
+    def __init__(self, tasks: Scenario, share: float, *, seed: int = 0) -> None:
+        SHARE_OR_ZERO.check("share", share)
+        whole(0).check("seed", seed)
+        blurs = tasks.setting in ("domain", "class")
+        accepted = "domain or class where boundaries are blurry: in task, each sample's is known"
+        require(blurs, "the setting", tasks.setting, accepted)
+        require(tasks.n_tasks > 1, "the number of blurry tasks", tasks.n_tasks, "at least 2")
+        self.tasks, self.share, self.seed = tasks, share, seed
+        self.name, self.setting, self.n_tasks = tasks.name, tasks.setting, tasks.n_tasks
+        self.input_shape, self.n_outputs = tasks.input_shape, tasks.n_outputs
+        self.full_head, self.measured_on = tasks.setting == "class", tasks.measured_on
+        self.recipe = None if tasks.recipe is None else {**tasks.recipe, "blurry": share}
+
+    def classes(self, index: int) -> range:
+        """The outputs of the classes that task `index` has most samples of, and is tested on."""
+        return self.tasks.classes(index)
+
+    def task(self, index: int, seeds: Sequence[int]) -> Task:
+        """Task `index`: what it keeps, and what the others give, in a random order."""
+        own, parts = self.tasks.task(index, seeds), []
+        for t in range(self.n_tasks):
+            train = own.train if t == index else self.tasks.task(t, seeds).train
+            order = torch.randperm(len(train), generator=stream(self.seed, "blurry", t))
+            given = round(self.share * len(order))
+            # The first part is for the first of the other tasks, and so on.
+            others = order[:given].tensor_split(self.n_tasks - 1)
+            mine = order[given:] if t == index else others[index - (index > t)]
+            parts.append(train.subset(mine))
+        mixed = Split.joined(parts)
+        order = torch.randperm(len(mixed), generator=stream(self.seed, "blurry order", index))
+        return Task(own.name, mixed.subset(order), own.test)
+
+
 _Maker = Callable[[str, ImageSet, ImageView, ScenarioOptions], Scenario]
 FAMILIES: dict[str, tuple[str, _Maker]] = {
     "rotated": ("rotated a little further in each task", Rotated),
@@ -474,7 +592,12 @@ FAMILIES: dict[str, tuple[str, _Maker]] = {
 }
 
 # The options that only one family uses.
-_OF_ONE_FAMILY = {"step_degrees": "rotated", "classes_per_task": "split", "setting": "split"}
+_OF_ONE_FAMILY = {
+    "step_degrees": "rotated",
+    "classes_per_task": "split",
+    "setting": "split",
+    "full_head": "split",
+}
 
 SCENARIOS: dict[str, str] = {
     f"{family}-{source}": f"{source}, {what}"
@@ -499,7 +622,8 @@ def build_scenario(
         return _plugin_scenario(name, options)
     family, source = name.split("-", 1)
     images = shared_source(source, data, download=download)
-    return FAMILIES[family][1](name, images, VIEWS[source], options)
+    made = FAMILIES[family][1](name, images, VIEWS[source], options)
+    return Blurry(made, options.blurry) if options.blurry else made
 
 
 def scenario_settings(name: str, options: ScenarioOptions) -> dict[str, Any]:
@@ -516,9 +640,12 @@ def scenario_settings(name: str, options: ScenarioOptions) -> dict[str, Any]:
 def unused_by_scenario(name: str, values: Mapping[str, Any]) -> set[str]:
     """The options that a scenario does not use, given the values of all."""
     if name not in SCENARIOS:
-        taken = accepted(plugin("scenario", name, SCENARIOS))
-        return {f.name for f in fields(ScenarioOptions)} - taken.keys()
+        taken = set(accepted(plugin("scenario", name, SCENARIOS)))
+        taken |= {"blurry"} if values.get("blurry") else set()
+        return {f.name for f in fields(ScenarioOptions)} - taken
     unused = {o for o, family in _OF_ONE_FAMILY.items() if not name.startswith(f"{family}-")}
+    unused |= set() if values.get("setting") == "class" else {"full_head"}
+    unused |= set() if values.get("blurry") else {"blurry"}
     return unused if values.get("validation_per_class") else unused | {"validation_seed"}
 
 
@@ -538,7 +665,9 @@ def scenario_defaults(name: str) -> dict[str, Any]:
 
 def _plugin_scenario(name: str, options: ScenarioOptions) -> Scenario:
     """The scenario of a plug-in, made once in a process."""
-    return _plugin_tasks(name, select_options(ScenarioOptions, vars(options)))
+    made = _plugin_tasks(name, select_options(ScenarioOptions, vars(options)))
+    takes = "blurry" in accepted(plugin("scenario", name, SCENARIOS))
+    return Blurry(made, options.blurry) if options.blurry and not takes else made
 
 
 @cache

@@ -1,7 +1,7 @@
 """Drift: how far the outputs on stored tasks have moved, on a few samples kept of each."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -19,7 +19,7 @@ from forgetless.guard.parameters import has_moving_statistics
 from forgetless.methods import Method
 from forgetless.methods.base import is_look
 from forgetless.support.streams import stream, undisturbed
-from forgetless.support.validation import ConfigError, DataError, warn_caller
+from forgetless.support.validation import ConfigError, DataError, NoSamplesError
 from forgetless.tangent import eval_mode
 
 _FIRST = 100  # steps for each stored task until the first check; then after twice as many each time
@@ -107,6 +107,22 @@ class TaskDrift:
 
 @final
 @dataclass(frozen=True)
+class Score:
+    """How good a model is on samples.
+
+    Arguments:
+        samples: how many.
+        accuracy: share of them whose class is right; None where there are no classes.
+        loss: mean loss; None where there is none.
+    """
+
+    samples: int
+    accuracy: float | None
+    loss: float | None
+
+
+@final
+@dataclass(frozen=True)
 class Drift:
     """How far the outputs on the stored tasks have moved, task by task.
 
@@ -147,9 +163,18 @@ class DriftCheck:
         method: the method, which has the advice that warnings give.
         samples: kept of each task; 0 keeps none.
         seed: of their choice.
+        warn: takes a warning.
     """
 
-    def __init__(self, model: GuardedModel, method: Method[Any], samples: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: GuardedModel,
+        method: Method[Any],
+        samples: int,
+        seed: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._warn = warn
         self.samples = samples
         self.latest: Drift | None = None
         self.model = model
@@ -184,7 +209,7 @@ class DriftCheck:
                 parts = [part.mapped(Tensor.cpu) for part in data.set_aside().parts]
                 parts = [replace(part, extra=_outputs(model, part)) for part in parts]
         except (ConfigError, DataError) as error:
-            warn_caller(
+            self._warn(
                 f"the drift of task {task} cannot be checked: {error} (drift_samples=0 does "
                 "without the check)"
             )
@@ -250,7 +275,7 @@ class DriftCheck:
         except (ConfigError, DataError) as error:
             if not self._failed:
                 self._failed = True
-                warn_caller(f"the drift cannot be checked any more: {error}")
+                self._warn(f"the drift cannot be checked any more: {error}")
 
     def report(
         self,
@@ -283,7 +308,7 @@ class DriftCheck:
         if forgotten and self._method.protects and not waits and not self._warned:
             self._warned = True
             worst = max(forgotten, key=lambda t: math.inf if math.isnan(t.drift) else t.drift)
-            warn_caller(self._warning(worst, removed))
+            self._warn(self._warning(worst, removed))
 
     def _warn_of_little(self, removed: float | None, pull: float | None) -> None:
         """Warn, once, that a method changes about nothing, where no drift tells if it should."""
@@ -295,7 +320,7 @@ class DriftCheck:
         if what and not self._warned:
             self._warned = True
             more = self._method.advice(more=True)
-            warn_caller(
+            self._warn(
                 f"{what}, so the earlier tasks are protected "
                 "little, unless the new one does not touch them: check them on data, or let the "
                 f"guard do so (drift_samples){f'; {more} to protect more' if more else ''}"
@@ -325,7 +350,7 @@ class DriftCheck:
         if self._hindered or not self._method.protects or is_learned:
             return
         self._hindered = True
-        warn_caller(
+        self._warn(
             f"task {task} is learned poorly under the guard: its loss has come {max(0.0, new):.0%} "
             f"of the way from that of a constant answer to zero, where earlier tasks had come "
             f"{usual:.0%}, and {why}; "
@@ -414,6 +439,33 @@ def _outputs_at_once(model: GuardedModel, part: Part, theta: Tensor | None) -> d
         if model.loss.function is not None:
             raise
     return found
+
+
+def scored(model: GuardedModel, parts: Iterable[Part]) -> Score:
+    """How good the model is on samples, at the present weights.
+
+    Arguments:
+        model: the model.
+        parts: the samples, batch by batch.
+    """
+    samples, right, losses = 0, 0.0, 0.0
+    has_classes = has_loss = True
+    with _unnoticed(model) as model:
+        for part in parts:
+            found, target = _outputs(model, part), part.target
+            samples += len(part)
+            classes = found.get("classes")
+            has_classes &= classes is not None and target is not None and target.dim() == 1
+            if has_classes and classes is not None and target is not None:
+                right += float((classes == target.cpu()).sum())
+            has_loss &= "loss" in found
+            if has_loss:
+                losses += float(found["loss"].double().sum())
+    if not samples:
+        raise NoSamplesError("the held-out data has no samples")
+    return Score(
+        samples, right / samples if has_classes else None, losses / samples if has_loss else None
+    )
 
 
 def _compared(

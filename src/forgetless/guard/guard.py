@@ -1,21 +1,25 @@
 """A continual-learning method attached to a user's model and optimizer."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Never, Self, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forgetless.guard.account import account
 from forgetless.guard.batches.loading import Reservoir, TaskData
 from forgetless.guard.batches.outputs import Loss, Named, Output, chosen_output
 from forgetless.guard.batches.samples import StoredSamples, Unpack, unpacked
 from forgetless.guard.distributed.loading import SharedTaskData
 from forgetless.guard.distributed.sharding import broadcast_in_place, reshard, training_ranks
-from forgetless.guard.drift import Drift, DriftCheck
+from forgetless.guard.drift import Drift, DriftCheck, Score, scored
 from forgetless.guard.estimate import Estimate, estimated
+from forgetless.guard.history import NumberLogger, history_for
 from forgetless.guard.model import GuardedModel, full_precision, unwrapped
 from forgetless.guard.parameters import (
     FrozenStatistics,
@@ -23,6 +27,7 @@ from forgetless.guard.parameters import (
     Params,
     chosen_parameters,
     grown_names,
+    has_moving_statistics,
     protected_names,
 )
 from forgetless.guard.report import MemoryReport, Stats, directions_report, samples_report
@@ -113,6 +118,9 @@ class Guard:
             move later (`drift()`), which KronEWC follows; 0 keeps none and checks nothing.
         seed: of the choice of samples.
         progress: whether a bar shows on a terminal how far `end_task` is, if it takes long.
+        log: where the numbers of `metrics()` go, now and then and when a task ends: "tensorboard",
+            "mlflow", "wandb" or several of them, comma-separated, into a new folder in `runs/`; or
+            a logger of `forgetless.report.loggers`, or any object with `log(step, numbers)`.
 
     Example:
         >>> import torch, forgetless
@@ -144,6 +152,7 @@ class Guard:
         drift_samples: int = 16,
         seed: int = 0,
         progress: bool = True,
+        log: str | NumberLogger | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -163,7 +172,7 @@ class Guard:
         self._process_group = process_group
         chosen = chosen_parameters(module, params, exclude)
         self._parameters = Parameters(module, protected_names(module, optimizers, chosen))
-        self._coverage = Coverage(None if params is None else chosen, exclude)
+        self._coverage = Coverage(None if params is None else chosen, exclude, self._warn)
         self._coverage.begin(module, optimizers)
         self.ranks = training_ranks(model, self._parameters.tensors, method, process_group)
         if self.ranks is not None and method.needs_batch:
@@ -197,8 +206,10 @@ class Guard:
         accepted = "0, or a whole number of at least 2"
         counted = is_whole(drift_samples) and drift_samples >= 0 and drift_samples != 1
         require(counted, "drift_samples", drift_samples, accepted)
+        writes = self.ranks is None or self.ranks.rank == 0
+        self._history = history_for(log, self._settings, writes=writes)
         self._steps = self._new_steps(self._model)
-        self._drift = DriftCheck(self._model, method, drift_samples, seed)
+        self._drift = DriftCheck(self._model, method, drift_samples, seed, self._warn)
         self._drift_options = drift_samples, seed
         self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
@@ -264,7 +275,7 @@ class Guard:
                 state = grown_state(self.method, now.state, growth, parameters.read())
             now = replace(now, state=state, rest=None)
         if changed is not None and self.tasks:
-            warn_caller(
+            self._warn(
                 f"the weights of {changed} are not those of the model before, in the rows that "
                 "both have, and what changed them is not protected: copy them before adopt"
             )
@@ -297,11 +308,12 @@ class Guard:
 
     def _detach(self, *, complains: bool) -> None:
         if complains and self._steps.is_in_vain:
-            warn_caller(
+            self._warn(
                 f"the guard is removed after {self._steps.steps} steps and no task is stored, so "
                 "it has protected nothing: call guard.end_task(loader) when a task is learned"
             )
         self._steps.remove()
+        self._history.close()
         if self._frozen is not None:
             self._frozen.restore()
 
@@ -362,7 +374,7 @@ class Guard:
         old = self._steps
         self.method, self.project = method, projected(method, self._project)
         self._steps = self._new_steps(self._model)
-        self._drift = DriftCheck(self._model, method, *self._drift_options)
+        self._drift = DriftCheck(self._model, method, *self._drift_options, self._warn)
         self._now = None
         old.detach()
         if old.optimizers:
@@ -381,12 +393,15 @@ class Guard:
         self._steps.warn_if_full()
         self._steps.watch.between_steps()
         finished = self._stats()
-        taken = self._steps.steps - (self._now.steps if self._now is not None else 0)
+        taken = self._taken
         self._prepare()
         self._warn_of_unprotected()
         with self._bar(f"storing task {self.tasks + 1}"), self._all_or_nothing():
             drift = self._drift.measured(self._steps.steps)
             self._set(self._with_task(self._current(), loader, held_out))
+        ended = replace(finished, drift=drift)
+        self._history.add(self._steps.steps, self.tasks, ended.metrics() if taken else {})
+        self._history.store(self._steps.steps, self.tasks)
         self._drift.report(drift, finished.share, finished.pull, ends=True, steps=taken)
         if not self._steps.has_warned_of_full:
             self._drift.report_learning(self.tasks, finished.blocked, finished.pull)
@@ -480,6 +495,73 @@ class Guard:
         """The numbers of `stats()` for a logger, by name: "removed", "drift/task 1" and so on."""
         return self.stats().metrics()
 
+    def report(
+        self, path: str | os.PathLike[str] = "guard.html", *, held_out: Sequence[Any] | None = None
+    ) -> Path:
+        """Write a page of what the guard has done: tasks, layers, numbers over the steps, advice.
+
+        The drift is measured now; what was measured before is that of this guard object, not of a
+        loaded state. Every process calls it, and the first one writes.
+
+        Arguments:
+            path: the HTML file, which opens without a network.
+            held_out: data of each stored task in order, None for those without: the page has the
+                accuracy and the loss on all of it, at the present weights.
+
+        Returns:
+            the file.
+        """
+        data = [] if held_out is None else list(held_out)
+        wanted = f"a list of at most {self.tasks}, one loader for each stored task"
+        require(len(data) <= self.tasks, "report's held_out", len(data), wanted)
+        with self._bar("report"):
+            scores = {
+                number: scored(
+                    self._model, TaskData(one, self._unpack, self._generators[0]).batches()
+                )
+                for number, one in enumerate(data, 1)
+                if one is not None
+            }
+            content = self._account(scores)
+        for number, score in scores.items():
+            found = self._history.scores.setdefault(number, [])
+            found.append((self._steps.steps, score.accuracy, score.loss))
+        # What draws pages is not needed where none is drawn.
+        from forgetless.report.guard_page import write_guard_page
+
+        if self.ranks is None or self.ranks.rank == 0:
+            write_guard_page(content, path)
+        return Path(path)
+
+    def _account(self, scores: Mapping[int, Score]) -> dict[str, Any]:
+        stats, module = self.stats(), self._model.module
+        drift = self._drift.measured(self._steps.steps) if self._drift.kept else None
+        optimizers, names = self._steps.optimizers, {*self.names}
+        trained = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        free = {
+            name: p.numel()
+            for name, p in module.named_parameters()
+            if id(p) in trained and name not in names
+        }
+        return account(
+            self.method,
+            type(module).__name__,
+            steps=self._steps.steps,
+            shapes=self._parameters.shapes,
+            free=free,
+            missed=self._coverage.unprotected(module, optimizers, self.names),
+            memory=self.memory_report(),
+            stats=replace(stats, drift=drift),
+            kept={task: len(samples) for task, samples in self._drift.kept.items()},
+            scores=scores,
+            history=self._history,
+            has_moving_statistics=has_moving_statistics(module),
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        """What a logger shows beside the numbers."""
+        return {"method": self.method.name, **{k: str(v) for k, v in vars(self.method).items()}}
+
     def memory_report(self) -> MemoryReport:
         """Bytes, directions and share of variance, per task and per layer."""
         now = self._current()
@@ -549,9 +631,25 @@ class Guard:
     def _check_drift(self) -> None:
         """Let the method adapt, and measure the drift, if it is time."""
         self._steps.state = self._drift.adapted(self._steps.state, self._steps.steps)
+        drift = None
         if self._drift.is_due(self._steps.steps):
             drift = self._drift.measured(self._steps.steps)
             self._drift.report(drift, self._steps.removed.stats().share)
+        # Of several processes all would have to sum up together.
+        if self.ranks is None and (drift or self._history.is_due(self._taken)):
+            numbers = replace(self._stats(), drift=drift).metrics()
+            self._history.add(self._steps.steps, self.tasks + 1, numbers)
+
+    @property
+    def _taken(self) -> int:
+        """The steps since the latest task was stored."""
+        return self._steps.steps - (0 if self._now is None else self._now.steps)
+
+    def _warn(self, message: str) -> None:
+        """Warn at the user's line, and remember it for the page."""
+        if hasattr(self, "_steps"):
+            self._history.warnings.append((self._steps.steps, message))
+        warn_caller(message)
 
     def _current(self) -> Snapshot:
         """All that is stored, with the changes of the steps since the latest task."""
@@ -595,6 +693,7 @@ class Guard:
             self._look_at,
             self._column_ranks,
             self._shows_progress,
+            self._warn,
         )
 
     def _warn_of_unprotected(self) -> None:
@@ -667,7 +766,7 @@ class Guard:
             if self._budget is not None:
                 state, note = state.within(self._budget)
             if note is not None:
-                warn_caller(f"task {number}: {note}")
+                self._warn(f"task {number}: {note}")
                 notes = (*notes, f"task {number}: {note}")
             storage = state.storage
         kept = self._drift.keep(now.kept, number, checked)

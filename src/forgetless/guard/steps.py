@@ -68,6 +68,7 @@ class Steps:
         look: called with another optimizer after some of its steps, which nothing changes.
         ranks: the processes that each hold a part of every parameter; None if all is here.
         progress: whether a bar on a terminal tells what the first step waits for.
+        warn: takes a warning.
     """
 
     has_stored: ClassVar[bool] = False  # whether any task was, in this process
@@ -83,7 +84,9 @@ class Steps:
         look: Callable[[Optimizer], None],
         ranks: Ranks | None = None,
         progress: bool = False,
+        warn: Callable[[str], None] = warn_caller,
     ) -> None:
+        self._warn = warn
         self.model = model
         self.method = method
         self.project = project
@@ -95,7 +98,7 @@ class Steps:
         self._handles: list[RemovableHandle] = []
         self.optimizers: tuple[Optimizer, ...] = ()
         self._stepping: tuple[Optimizer, ...] = ()  # the one that takes the present step
-        self.watch = Watch(self._parameters, self._is_guarded, look)
+        self.watch = Watch(self._parameters, self._is_guarded, look, warn)
         self.batch: StoredSamples | None = None  # of the coming step
         self._has_begun = False
         self._has_projected = False
@@ -408,7 +411,7 @@ class Steps:
             self._warned_of_infinite = True
             what = "loss's gradient" if self.project == "gradient" else "optimizer's update"
             remedy = "a smaller learning rate, or a GradScaler in half precision, may help"
-            warn_caller(f"the {what} is {where}; {remedy}")
+            self._warn(f"the {what} is {where}; {remedy}")
 
     def _restrict(self, state: Subspace, movable: tuple[int, ...], columns: list[slice]) -> Any:
         """The subspace restricted to the movable parameters, cached for every choice of them."""
@@ -434,7 +437,7 @@ class Steps:
         if share > _FULL:
             self.has_warned_of_full = True
             less = self.method.advice(more=False) or "store less"
-            warn_caller(
+            self._warn(
                 f"the protected directions leave no room to learn: {share:.1%} of what the steps "
                 f"would learn is removed; {less}, or protect fewer parameters (params)"
             )

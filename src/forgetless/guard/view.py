@@ -118,6 +118,21 @@ class GuardView:
         target = self.model.placed(_only(samples)).target
         return self.model.loss.of_each(outputs[0], target).unsqueeze(0)
 
+    def labels(self, samples: StoredSamples) -> Tensor:
+        """The class of each sample, (1, n)."""
+        target = self.model.placed(_only(samples)).target
+        found = "none" if target is None else f"{target.dtype} of shape {tuple(target.shape)}"
+        classes = target is not None and not target.is_floating_point() and target.dim() == 1
+        if target is None or not classes:
+            raise ConfigError(
+                f"the method needs the class of every sample, integers (n,), and labels are {found}"
+            )
+        return target.long().unsqueeze(0)
+
+    def competing(self, outputs: Tensor, samples: StoredSamples) -> Tensor:
+        """All outputs, (1, n, C): a guard knows of no tasks that have some each."""
+        return torch.ones_like(outputs, dtype=torch.bool)
+
     def gradient(
         self,
         samples: StoredSamples,

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forgetless.guard.parameters import Parameters, present, unprotected, untrained_versions
-from forgetless.support.validation import warn_caller
 
 # In-place changes of a parameter between two guarded steps of a task that may be weights that were
 # loaded, or averages swapped in and out; a training has many.
@@ -53,6 +52,7 @@ class Watch:
         parameters: the protected parameters.
         is_guarded: whether an optimizer's present step is changed by a guard.
         look: called with another optimizer after some of its steps, to see what it trains.
+        warn: takes a warning.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class Watch:
         parameters: Parameters,
         is_guarded: Callable[[Optimizer], bool],
         look: Callable[[Optimizer], None],
+        warn: Callable[[str], None],
     ) -> None:
+        self._warn = warn
         self._parameters = parameters
         self._is_guarded = is_guarded
         self._look = look
@@ -155,7 +157,7 @@ class Watch:
             return
         self._has_warned = True
         stored = "1 task is" if self._tasks == 1 else f"{self._tasks} tasks are"
-        warn_caller(
+        self._warn(
             f"{name} was changed by something else than the guarded optimizer's steps while "
             f"{stored} stored, and what it changed is not protected: give the guard every "
             "optimizer that trains the model, by guard.attach(optimizer) or a list of them, and "
@@ -212,9 +214,13 @@ class Coverage:
     Arguments:
         chosen: the parameters to protect; None for all that are trained.
         exclude: names, or beginnings of names, that are excluded.
+        warn: takes a warning.
     """
 
-    def __init__(self, chosen: Sequence[str] | None, exclude: Sequence[str]) -> None:
+    def __init__(
+        self, chosen: Sequence[str] | None, exclude: Sequence[str], warn: Callable[[str], None]
+    ) -> None:
+        self._warn = warn
         self.chosen = chosen
         self._exclude = exclude
         self._told: set[str] = set()
@@ -257,7 +263,7 @@ class Coverage:
         new = [n for n in self.unprotected(module, optimizers, names) if n not in self._told]
         if new:
             self._told |= {*new}
-            warn_caller(
+            self._warn(
                 f"{new[0]} is trained now and was not when the guard was made, so it is not "
                 "protected: call guard.adopt(model, optimizer), or choose by params= what is "
                 "protected if that is meant"
@@ -267,7 +273,7 @@ class Coverage:
         moved = [name for name in trained if name not in {*names, *self._told}]
         if moved:
             self._told |= {*moved}
-            warn_caller(
+            self._warn(
                 f"{moved[0]} is trained by an optimizer that the guard was not given, so it is not "
                 "protected: make the guard with all of them, Guard(model, [a, b], …), or choose by "
                 "params= what is protected if that is meant"
@@ -281,7 +287,7 @@ class Coverage:
         """
         if name is not None and name not in self._told:
             self._told.add(name)
-            warn_caller(
+            self._warn(
                 f"{name}, which the guard protects, is no longer a parameter of the model: it was "
                 "replaced, or an adapter was merged. Others are trained now, and the stored tasks "
                 "are not protected in them: call guard.adopt(model, optimizer) for a layer that "
@@ -294,7 +300,7 @@ class Coverage:
         self._told |= {*new}
         if new:
             others = f" (and of {len(new) - 1} more)" if new[1:] else ""
-            warn_caller(
+            self._warn(
                 f"the gradient of {new[0]}{others} is zero on all samples of the task, so it is "
                 "not protected, though it may matter later. The first factor of a fresh LoRA "
                 "adapter is so while its second factor is zero: take KronEWC or KronOGD, which "

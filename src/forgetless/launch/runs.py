@@ -42,7 +42,7 @@ from forgetless.training.settings import Observer, Training
 _MOST_SEEDS = 1000
 PROTOCOLS = ("corrected", "released")
 ALL_RUNS = ""  # in place of a method's name: the setting is one of all runs
-_NOT_IN_TRACE = frozenset({"seeds", "device", "protocol"})  # settings of all runs
+_NOT_IN_TRACE = frozenset({"seeds", "device", "protocol", "online"})  # settings of all runs
 
 # Other values than the defaults, for the scenarios that match a pattern; later ones win.
 # MNIST and CIFAR-100: the settings of the paper's experiments.
@@ -63,6 +63,8 @@ RELEASED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("*", {"centred": True, "ewc_fisher": "released", "agem_heads": "released"}),
     ("split-cifar100", {"freeze": "convolutions", "eval_mode_after": 1000}),
 )
+# One pass over the stream of tasks in batches of ten, as in most of the literature.
+ONLINE = {"epochs": 1, "batch_size": 10}
 COMPARISON = "comparison.json"
 
 
@@ -83,6 +85,10 @@ class Config(Training, ModelOptions, ScenarioOptions):
         "corrected",
         "The methods as the paper's text has them, or as its released code has them.",
         choices=PROTOCOLS,
+    )
+    online: bool = option(
+        False,
+        "One pass over the stream of tasks: one epoch, and --batch-size 10 unless it is given.",
     )
     heads: str = option(
         "",
@@ -184,6 +190,10 @@ def resolve(
         for pattern, values in table:
             if fnmatch(scenario, pattern):
                 preset |= values
+    if given.get("online"):
+        preset |= ONLINE
+        once = given.get("epochs", 1) == 1
+        require(once, "--epochs", given.get("epochs"), "1 with --online, which is a single pass")
     model = absolute(given.get("model", preset.get("model", ModelOptions.model)))
     settings = preset | scenario_defaults(scenario) | model_defaults(model) | given
     common = {name: value for name, value in settings.items() if ALL_RUNS in known.get(name, {})}
@@ -247,7 +257,18 @@ def _shown(value: Any) -> str:
 
 
 def scenario(name: str, *, data: str | Path | None = None, **options: Any) -> Scenario:
-    """A benchmark by its name, such as "rotated-mnist", with its preset."""
+    """A benchmark by its name, such as "rotated-mnist", with its preset.
+
+    Arguments:
+        name: as `forgetless list` shows it.
+        data: folder with datasets; by default FORGETLESS_DATA or the user's cache.
+        options: what the benchmark has, such as `tasks=3` or `train_per_class=100`.
+
+    Example:
+        >>> digits = scenario("rotated-digits", tasks=3, train_per_class=10)
+        >>> digits.n_tasks, digits.task(0, seeds=[0]).train.inputs.shape
+        (3, torch.Size([100, 1, 8, 8]))
+    """
     config = resolve(name, "sgd", **options)
     return build_scenario(name, config, None if data is None else Path(data))
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from forgetless.report.document import asset, build_document
+from forgetless.report.looks import DISTINCT
 
 _ours = partial(asset, package="forgetless.llm")
-# Places in the palette: grey for the base model, then another hue for each of the next four.
-_BASE, _OTHERS = 1, (3, 6, 8, 11, 2, 5, 10, 12, 4, 7, 9, 13)
+_BASE = 1  # place in the palette of the base model, grey
 _MUCH = 0.8  # of what the best model learned
 _NUMBERS = (
     "kl", "error", "text", "task", "tasks", "scores", "share", "each", "right", "family"
@@ -27,7 +27,7 @@ def build_page(content: Mapping[str, Any]) -> str:
     """
     base = content["models"][0]
     families = list(dict.fromkeys(one["family"] for one in content["models"][1:]))
-    colours = {family: _OTHERS[n % len(_OTHERS)] for n, family in enumerate(families)}
+    colours = {family: DISTINCT[n % len(DISTINCT)] for n, family in enumerate(families)}
     places = [_BASE, *(colours[one["family"]] for one in content["models"][1:])]
     entries = [
         {

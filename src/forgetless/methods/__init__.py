@@ -17,6 +17,9 @@ from forgetless.methods.base import (
     View,
     choose,
 )
+from forgetless.methods.der import DER, DERPP
+from forgetless.methods.er import ER
+from forgetless.methods.er_ace import ERACE
 from forgetless.methods.ewc import EWC
 from forgetless.methods.gem import GEM
 from forgetless.methods.gem_nt import GEMNT
@@ -25,15 +28,21 @@ from forgetless.methods.joint import Joint
 from forgetless.methods.kfac_laplace import KFACLaplace
 from forgetless.methods.kron_ewc import KronEWC
 from forgetless.methods.kron_ogd import KronOGD
+from forgetless.methods.lwf import LwF
 from forgetless.methods.ogd import OGD
 from forgetless.methods.pca_ogd import PCAOGD
 from forgetless.methods.sgd import SGD
 from forgetless.methods.sgp import SGP
+from forgetless.methods.si import SI
 from forgetless.support.plugins import plugin, wrong_kind
 from forgetless.support.validation import ConfigError, option, require, setting_name
 
 __all__ = [
     "AGEM",
+    "DER",
+    "DERPP",
+    "ER",
+    "ERACE",
     "EWC",
     "GEM",
     "GEMNT",
@@ -43,6 +52,7 @@ __all__ = [
     "PCAOGD",
     "SGD",
     "SGP",
+    "SI",
     "ActsOn",
     "AdamNSCL",
     "FinishedTask",
@@ -51,6 +61,7 @@ __all__ = [
     "KronEWC",
     "KronOGD",
     "LoadSamples",
+    "LwF",
     "Method",
     "SampleSet",
     "Samples",
@@ -81,6 +92,12 @@ METHODS: dict[str, type[Method[Any]]] = {
     SGP.name: SGP,
     AdamNSCL.name: AdamNSCL,
     KronEWC.name: KronEWC,
+    SI.name: SI,
+    LwF.name: LwF,
+    ER.name: ER,
+    ERACE.name: ERACE,
+    DER.name: DER,
+    DERPP.name: DERPP,
 }
 
 

@@ -172,6 +172,12 @@ class View(Protocol):
     def losses(self, outputs: Tensor, samples: Any) -> Tensor:
         """The training loss of each sample, (S, n), from outputs (S, n, C)."""
 
+    def labels(self, samples: Any) -> Tensor:
+        """The class of each sample, (S, n), an index among the outputs."""
+
+    def competing(self, outputs: Tensor, samples: Any) -> Tensor:
+        """Which of the outputs (S, n, C) compete for each sample in the loss, likewise of bool."""
+
     def gradient(
         self, samples: Any, loss: LossFunction | None = None, *, theta: Tensor | None = None
     ) -> Tensor:

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation (Kirkpatrick et al. 2017)."""
+"""Elastic weight consolidation (Kirkpatrick et al. 2017), online (Schwarz et al. 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
@@ -9,7 +9,7 @@ from torch import Tensor
 from forgetless.linalg import inner
 from forgetless.methods.base import FinishedTask, Method, View
 from forgetless.methods.cost import Cost, TaskProbe, Work
-from forgetless.support.validation import option, real
+from forgetless.support.validation import FRACTION, option, real
 
 # The released code of the PCA-OGD paper divides the sum over the whole task by this, whatever the
 # task's size: 10,000 samples weigh 9.8 times as much as in the mean.
@@ -37,8 +37,9 @@ class Elastic:
 class EWC(Method[Elastic]):
     """Adds ½ strength · Σ_i F_i (θ_i − θ*_i)² to the loss, F the tasks' summed Fisher diagonals.
 
-    The Fishers add up and the anchor is the latest one, which is the recursive Laplace
-    approximation (Huszár 2018). The Fisher is the empirical one, on the true labels.
+    F ← γ F + F_t after task t, and the anchor is the latest one: online EWC. With γ = 1 the Fishers
+    add up, the recursive Laplace approximation (Huszár 2018). The Fisher is the empirical one, on
+    the true labels.
 
     Fishers of two networks, or of one that is trained for longer, can differ a thousandfold. So by
     default every task has the strength 100 / (Σ_i F_i · mean_i θ*_i²): if all weights move by a
@@ -48,6 +49,7 @@ class EWC(Method[Elastic]):
         strength: weight of the penalty; None sets it by the scale of each task's Fisher.
         fisher: "mean" takes the mean of the squared gradients over a task's samples; "released"
             their sum divided by 1,024, as the PCA-OGD paper's code does.
+        decay: γ, how much of the earlier tasks' Fisher is kept when a task is added.
     """
 
     name: ClassVar[str] = "ewc"
@@ -73,6 +75,13 @@ class EWC(Method[Elastic]):
         "code.",
         choices=("mean", "released"),
         setting="ewc_fisher",
+    )
+    decay: float = option(
+        1.0,
+        "Share of the earlier tasks' Fisher information that is kept with each new one (γ of "
+        "online EWC).",
+        accepted=FRACTION,
+        setting="ewc_decay",
     )
 
     @property
@@ -116,7 +125,7 @@ class EWC(Method[Elastic]):
         fisher = task.squared_loss_gradients() / divisor
         if self.strength is None:
             fisher = fisher * (_SCALE_FREE / _scale(fisher, view).clamp_min(_TINY)).to(fisher)
-        return Elastic(state.fisher + fisher, view.theta.clone())
+        return Elastic(self.decay * state.fisher + fisher, view.theta.clone())
 
 
 def _scale(fisher: Tensor, view: View) -> Tensor:

@@ -205,6 +205,8 @@ def scale_named(name: str) -> Scale:
     return SCALES[name]
 
 
+# Options of the paper's methods that came later, with the value that every earlier run has.
+_NEW_OPTIONS = {"decay": 1.0}
 # The cost of a step of other methods, in steps of plain SGD.
 _COSTS = {"ewc": 1.2, "joint": 2.0, "a-gem": 4.5, "factored": 5.0, "gem-nt": 20.0, "gem": 60.0}
 _INPUTS = {"mlp": 1024, "lenet": 3200}  # of the largest layer
@@ -249,6 +251,7 @@ class Run:
         names &= _OLD_SETTINGS | changed | chosen
         values = asdict(config)
         options = {name: value for name, value in vars(method).items() if value is not None}
+        options = {n: v for n, v in options.items() if (n, v) not in _NEW_OPTIONS.items()}
         return {
             "scenario": config.scenario,
             "method": {"name": config.method} | options,

@@ -1,5 +1,24 @@
-"""Tables for the terminal, made from traces alone."""
+"""Tables of runs, for the terminal and for papers, made from traces alone."""
 
-from forgetless.report.comparison import comparison_table, task_table
+from forgetless.report.ranking import Ranking, ranking
+from forgetless.report.tables import (
+    as_csv,
+    as_frame,
+    as_latex,
+    comparison_table,
+    rows,
+    rows_of_seeds,
+    task_table,
+)
 
-__all__ = ["comparison_table", "task_table"]
+__all__ = [
+    "Ranking",
+    "as_csv",
+    "as_frame",
+    "as_latex",
+    "comparison_table",
+    "ranking",
+    "rows",
+    "rows_of_seeds",
+    "task_table",
+]

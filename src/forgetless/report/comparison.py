@@ -8,7 +8,6 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from forgetless.methods import METHODS, method_label
 from forgetless.report.looks import Look, looks
@@ -19,7 +18,6 @@ from forgetless.trace import (
     Metric,
     Trace,
     average_accuracy,
-    backward_transfer,
     forgetting,
     is_trace,
     load_trace,
@@ -286,62 +284,3 @@ def _folder(trace: Trace, number: int) -> str:
     if trace.path is None:
         return f"run {number}"
     return f"{trace.path.parent.name}/{trace.path.name}"
-
-
-def comparison_table(runs: Sequence[Trace] | Comparison) -> Table:
-    """One row per entry: A_T, F_T and BWT over the seeds, and the time."""
-    comparison = runs if isinstance(runs, Comparison) else compare(runs)[0]
-    entries = comparison.entries
-    seeds = _count(len(entries[0].trace.seeds), "seed")
-    table = Table(title=f"{comparison.title}: {_count(len(comparison.tasks), 'task')}, {seeds}")
-    table.add_column("method", style="bold")
-    for heading in ("A_T", "F_T", "BWT", "seconds"):
-        table.add_column(heading, justify="right")
-
-    def average(entry: Entry) -> float:
-        return (entry.spread(average_accuracy) or (-np.inf,))[0]
-
-    best = max(entries, key=average)
-    for entry in entries:
-        status = entry.trace.status
-        table.add_row(
-            entry.label + ("" if status == "complete" else f" ({status})"),
-            _cell(entry, average_accuracy),
-            _cell(entry, forgetting),
-            _cell(entry, backward_transfer),
-            f"{entry.trace.timings.get('total', 0.0):.1f}",
-            style="green" if entry is best and len(entries) > 1 else None,
-        )
-    table.caption = (
-        f"A_T: mean {comparison.measure} on all tasks at the end, %. "
-        "F_T: mean drop from the best, points."
-    )
-    return table
-
-
-def task_table(trace: Trace) -> Table:
-    """Accuracy on each task, right after it was learned and at the end."""
-    (comparison,) = compare(trace)
-    (entry,) = comparison.entries
-    seeds = _count(len(trace.seeds), "seed")
-    table = Table(title=f"{comparison.title}, {entry.label}, {seeds}: {comparison.measure}, %")
-    table.add_column("task", style="bold")
-    for heading in ("when learned", "at the end", "change"):
-        table.add_column(heading, justify="right")
-    last = entry.learned - 1
-    for t in range(entry.learned):
-        before, after = entry.mean[t, t], entry.mean[last, t]
-        table.add_row(trace.tasks[t], f"{before:.1f}", f"{after:.1f}", f"{after - before:+.1f}")
-    return table
-
-
-def _cell(entry: Entry, metric: Metric) -> str:
-    spread = entry.spread(metric)
-    if spread is None:
-        return "-"
-    mean, std = spread
-    return f"{mean:.2f}" + (f" ± {std:.2f}" if len(entry.trace.seeds) > 1 else "")
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")

@@ -22,6 +22,8 @@ _TONES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "other": (("#773b5c", "#b486b6", "#995d89"), ("#d72975", "#f6b9ea", "#987eb6")),
 }
 LIGHT, DARK = (tuple(c for tones in _TONES.values() for c in tones[paper]) for paper in (0, 1))
+# Places of colours for things that are no methods: another hue for each of the first four.
+DISTINCT = (3, 6, 8, 11, 2, 5, 10, 12, 4, 7, 9, 13)
 _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (1.5, 2.5), (8, 3, 1.5, 3))
 # The same shapes as matplotlib and as Observable Plot draw them.
 _MARKERS = ("o", "X", "s", "^", "v", "P", "D", "*", "h", ">", "<", "d", "p", "8")

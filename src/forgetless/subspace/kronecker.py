@@ -25,7 +25,7 @@ from forgetless.tangent import Moments
 _SIDES = ("outputs", "inputs")  # of a layer
 _NAMES = "names"  # the entry with the names of parameters
 # The threshold is found among energies down to this share of the largest, in so many halvings.
-_RANGE, _HALVINGS = 1e-24, 60
+_RANGE, _HALVINGS = 1e-24, 40
 _TIES = 1e-5  # energies that differ by less are equal up to rounding
 # Shares of the energy: the least and the most that `holding` protects, and that without a movement.
 _SHARES, _USUAL = (0.95, 0.999), 0.97
@@ -252,7 +252,7 @@ class KroneckerSubspace(Directions):
         """With so few coordinates that their eigenvectors fit, if that is possible."""
         share = self.kept_share()
         low, high, best = 0.0, 1.0, self.protecting(0.0)._cut()
-        for _ in range(_HALVINGS // 3):
+        for _ in range(_HALVINGS // 2):
             middle = (low + high) / 2
             fewer = self.protecting(middle * share)._cut()
             if fewer.nbytes <= budget:

@@ -20,7 +20,7 @@ from forgetless.support.validation import first_line
 if TYPE_CHECKING:  # `forgetless --version` must not wait for torch
     import torch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _STAR = "*"  # what `from module import *` binds

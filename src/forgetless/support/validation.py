@@ -183,6 +183,7 @@ def real(least: float) -> Accepted:
 FINITE = Accepted(is_real, "a finite number")
 POSITIVE = Accepted(lambda value: is_real(value) and value > 0, "a positive number")
 SHARE = Accepted(lambda value: is_real(value) and 0 < value < 1, "a share in (0, 1)")
+SHARE_OR_ZERO = Accepted(lambda value: is_real(value) and 0 <= value < 1, "a number in [0, 1)")
 FRACTION = Accepted(lambda value: is_real(value) and 0 <= value <= 1, "a share in [0, 1]")
 
 

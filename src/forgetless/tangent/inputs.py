@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.linalg import float64, product_with_itself
+from forgetless.linalg import add_product, float64, mirrored, product_with_itself
 from forgetless.support.validation import ConfigError
 from forgetless.tangent.blocks import Patches
 from forgetless.tangent.capture import Convolution, window_of
@@ -255,6 +255,43 @@ class _InputSums:
         biases = {names[0]: names[1] for names in self.own.values() if len(names) > 1}
         biases = {w: b for w, b in biases.items() if w in inputs}
         return InputMoments(inputs, biases, frozenset(self.others))
+
+
+@final
+class MomentSum:
+    """Σ_i x_i x_iᵀ of rows that come in parts, in float64.
+
+    Up to so many of them are added up in their own precision, which spares a small network most of
+    the time: a few hundred rows' product takes no longer than to convert it.
+    """
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._part: Tensor | None = None
+        self._rows = 0  # of which the part is
+
+    def add(self, rows: Tensor) -> None:
+        """More rows (N, d)."""
+        most = 0 if rows.element_size() < 4 else _ROWS
+        for some in rows.split(_ROWS):
+            if self._rows + len(some) > most:
+                self._flush()
+            if self._part is None:
+                self._part = rows.new_zeros(rows.shape[1], rows.shape[1])
+            add_product(some, self._part)
+            self._rows += len(some)
+
+    def take(self) -> Tensor | None:
+        """The sum so far, (d, d), which starts again; None if there was no row."""
+        self._flush()
+        total, self._total = self._total, None
+        return total
+
+    def _flush(self) -> None:
+        if self._part is not None:
+            part = float64(mirrored(self._part))
+            self._total = part if self._total is None else self._total.add_(part)
+            self._part, self._rows = None, 0
 
 
 def second_moment(rows: Tensor) -> Tensor:

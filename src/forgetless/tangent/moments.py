@@ -28,7 +28,7 @@ from forgetless.support.validation import ConfigError, format_bytes
 from forgetless.tangent.capture import RULES, Convolution, refuse_interacting
 from forgetless.tangent.evaluation import Batch, Evaluation, ParameterUses, Product, Scalar
 from forgetless.tangent.features import features_of
-from forgetless.tangent.inputs import input_rows, row_step, second_moment
+from forgetless.tangent.inputs import MomentSum, input_rows, row_step
 
 # A few samples show how much memory one takes; then as many go at once as fit these bytes.
 _FIRST, _BYTES = 16, 1 << 28
@@ -232,6 +232,7 @@ class _Use:
         self.bias = bias
         self.outputs: Tensor | None = None
         self.inputs: Tensor | None = None
+        self._of_outputs, self._of_inputs = MomentSum(), MomentSum()  # until `finish`
         self.mean: Tensor | None = None
         self.count = 0  # positions
         self.source = self  # the use that has the inputs' sums
@@ -251,7 +252,7 @@ class _Use:
             self.count += int(counts.sum())
         elif self.source is self:
             rows = input_rows(self.layer, x, row_step(x, self.layer, passes))
-            self.inputs = _plus(self.inputs, second_moment(rows))
+            self._of_inputs.add(rows)
             self.mean = _plus(self.mean, float64(rows.sum(0)))
             self.count += len(rows)
 
@@ -263,11 +264,17 @@ class _Use:
         if isinstance(self.layer, nn.Embedding):
             if self.layer.padding_idx is not None:
                 rows = rows[x.flatten() != self.layer.padding_idx]
-            self.inputs = _plus(self.inputs, second_moment(rows))
+            self._of_inputs.add(rows)
         elif rows.shape[1] > _LARGEST:
             self.outputs = _plus(self.outputs, float64(rows.square().sum(0)))
         else:
-            self.outputs = _plus(self.outputs, second_moment(rows))
+            self._of_outputs.add(rows)
+
+    def finish(self) -> None:
+        """Let `outputs` and `inputs` be the sums over all samples; there come no more."""
+        outputs, inputs = self._of_outputs.take(), self._of_inputs.take()
+        self.outputs = self.outputs if outputs is None else outputs
+        self.inputs = self.inputs if inputs is None else inputs
 
     def add_up(self, ranks: Ranks) -> None:
         """Replace the sums by those over all processes."""
@@ -300,16 +307,23 @@ class _Use:
         self.mean = None if self.is_embedding else self.inputs[0]
         self.count = 1
 
-    def sides(self, with_bias: bool = False) -> tuple[Tensor, Tensor] | None:
+    @property
+    def is_used(self) -> bool:
+        """Whether a gradient went through the layer."""
+        own = self.source
+        return self.outputs is not None and own.inputs is not None and own.count > 0
+
+    def sides(self, with_bias: bool) -> tuple[Tensor, Tensor] | None:
         """G and A; None if no gradient went through the layer."""
         own = self.source
         if self.outputs is None or own.inputs is None or not own.count:
             return None
-        inputs = own.inputs / own.count
-        if with_bias and self.bias and own.mean is not None:
-            mean = (own.mean / own.count).unsqueeze(1)
-            inputs = torch.cat([inputs, mean], 1)
-            inputs = torch.cat([inputs, torch.cat([mean.mT, torch.ones_like(mean[:1])], 1)])
+        if not with_bias or own.mean is None:
+            return self.outputs, own.inputs / own.count
+        c = len(own.mean)
+        inputs = own.inputs.new_ones(c + 1, c + 1)
+        torch.div(own.inputs, own.count, out=inputs[:c, :c])
+        inputs[c, :c] = inputs[:c, c] = own.mean / own.count
         return self.outputs, inputs
 
 
@@ -519,6 +533,7 @@ class _Sums:
             )
         self.elsewhere = {name for one in every for name in one["elsewhere"]}
         for use in self.uses.values():
+            use.finish()
             use.add_up(ranks)
         for layer, own in self.own.items():
             for name in () if layer in self.uses else own.values():
@@ -531,7 +546,9 @@ class _Sums:
         """The sums so far; parameters that need gradients of single samples are missing."""
         of_weight: dict[str, list[_Use]] = {}
         for use in self.uses.values():
-            if use.weight not in self.elsewhere and use.sides() is not None:
+            use.finish()
+        for use in self.uses.values():
+            if use.weight not in self.elsewhere and use.is_used:
                 of_weight.setdefault(use.weight, []).append(use)
         # A bias counts as an input of its weight, unless another layer has it too.
         owners = Counter(use.bias for use in self.uses.values())
@@ -541,13 +558,16 @@ class _Sums:
             joined = bool(bias) and owners[bias] == len(uses) == 1 and bias not in self.elsewhere
             if joined:
                 biases[weight] = bias
-            sides = [found for use in uses if (found := use.sides(joined)) is not None]
-            outputs[weight], inputs[weight] = _one_product(sides)
             source[weight] = weight
             first = uses[0].source.weight
             if len(uses) == 1 and first in source and (first in biases) == joined:
                 source[weight] = first
-        inputs = {name: inputs[name] for name in source.values()}
+            g = uses[0].outputs
+            if g is not None and source[weight] != weight:
+                outputs[weight] = g
+                continue
+            sides = [found for use in uses if (found := use.sides(joined)) is not None]
+            outputs[weight], inputs[weight] = _one_product(sides)
         squares = {n: s for n, s in self.scales.items() if n not in self.elsewhere}
         one_hot = [name for name, uses in of_weight.items() if all(u.is_embedding for u in uses)]
         return Moments(

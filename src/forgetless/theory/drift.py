@@ -41,6 +41,11 @@ def drift(before: Tensor, after: Tensor, y: Tensor | None = None) -> Tensor:
     Arguments:
         before, after: outputs after task s and after task t on the same samples, (n, C) or (n,).
         y: labels, (n,), for outputs (n, C).
+
+    Example:
+        >>> before, after = torch.zeros(2, 3), torch.tensor([[1.0, 2, 3], [4, 5, 6]])
+        >>> drift(before, after, torch.tensor([0, 2]))
+        tensor([1., 6.], dtype=torch.float64)
     """
     shape = tuple(after.shape)
     require(before.shape == after.shape, "after", shape, f"of shape {tuple(before.shape)}")

@@ -126,6 +126,12 @@ def overlap(source: Factors, target: Factors, basis: Protected | None = None) ->
         source, target: the SVDs of φ_s and φ_k.
         basis: B_{k−1}, (K, p), orthonormal rows, such as `Learned.bases[k]`; or T_{k−1},
             a function of rows (n, p); None is T = I.
+
+    Example:
+        >>> right, up = torch.eye(2, dtype=torch.float64)
+        >>> diagonal = factors((right + up).unsqueeze(0))
+        >>> overlap_spectrum(overlap(factors(right.unsqueeze(0)), diagonal)) ** 2  # cos² 45°
+        tensor([0.5000], dtype=torch.float64)
     """
     _check_pair(source, target)
     p = source.v.shape[1]

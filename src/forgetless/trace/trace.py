@@ -358,13 +358,25 @@ def nulls(value: Any) -> Any:
 
 
 def average_accuracy(accuracy: ArrayLike) -> Array:
-    """A_T = 1/T Σ_s a[T, s], over the tasks learned so far: (*, T, T) → (*)."""
+    """A_T = 1/T Σ_s a[T, s], over the tasks learned so far: (*, T, T) → (*).
+
+    Example:
+        >>> nan = float("nan")
+        >>> float(average_accuracy([[90, nan], [70, 80]]))
+        75.0
+    """
     a = _learned(accuracy)
     return np.asarray(a[..., -1, :].mean(-1))
 
 
 def forgetting(accuracy: ArrayLike) -> Array:
-    """F_T = 1/(T−1) Σ_{s<T} (max_{l≥s} a[l, s] − a[T, s]); 0 for a single task."""
+    """F_T = 1/(T−1) Σ_{s<T} (max_{l≥s} a[l, s] − a[T, s]); 0 for a single task.
+
+    Example:
+        >>> nan = float("nan")
+        >>> float(forgetting([[90, nan], [70, 80]]))
+        20.0
+    """
     a = _learned(accuracy)
     if a.shape[-1] == 1:
         return np.zeros(a.shape[:-2])

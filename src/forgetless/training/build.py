@@ -78,7 +78,7 @@ def make_learner(
     if model is None:
         model = ModelFactory(ModelOptions(), scenario.input_shape, scenario.n_outputs)
     modules = [make_model(model, seed) for seed in seeds]
-    first = scenario.task(0, seeds).train
+    first = scenario.checked_task(0, seeds).train
     few = torch.arange(min(2, len(first))).expand(len(seeds), -1)
     inputs = first.take(few)[0]
     has_heads = scenario.has_heads and not method.reaches_heads

@@ -289,7 +289,7 @@ class _GroupLoop:
         """
 
         def made(t: int) -> tuple[Task, str]:
-            task = self.run.scenario.task(t, self.learner.seeds)
+            task = self.run.scenario.checked_task(t, self.learner.seeds)
             return task, self.run.saver.checksum(task)
 
         with ThreadPoolExecutor(1) as pool:
@@ -455,6 +455,13 @@ def fit(
     Returns:
         the complete trace. After an interruption the trace in `out` holds the finished tasks, and
         the same call resumes from the latest checkpoint, to the same result bit for bit.
+
+    Example:
+        >>> import forgetless
+        >>> tasks = forgetless.scenario("rotated-digits", tasks=3, train_per_class=10)
+        >>> trace = fit(tasks, forgetless.PCAOGD(components=20, samples=50), seeds=2)
+        >>> trace.accuracy.shape  # seed, after task, on task
+        (2, 3, 3)
     """
     _check_kinds(scenario, method, training)
     scenario.check()

@@ -254,8 +254,7 @@ class Learner:
             self.network.active.copy_(self._seen[task].expand_as(self._seen))
         while progress.epochs < epochs and not progress.held_out.ended:
             if progress.order is None:
-                order = choose_indices(len(split), len(split), self._streams["batches"])
-                progress.order = to_device(order, self.network.theta.device)
+                progress.order = to_device(self._order(len(split)), self.network.theta.device)
             batches = self._split(progress.order)
             in_epoch = len(batches)
             del batches[: progress.batches]
@@ -284,6 +283,12 @@ class Learner:
             if ended or not self.recorder.active or len(self.watch) >= _UNCHECKED:
                 self.watch.check()
             yield progress.epochs
+
+    def _order(self, samples: int) -> Tensor:
+        """The order of the next epoch's samples, (S, n)."""
+        if self.training.shuffle:
+            return choose_indices(samples, samples, self._streams["batches"])
+        return torch.arange(samples).repeat(len(self.seeds), 1)
 
     def _split(self, order: Tensor) -> list[Tensor]:
         """The batches of an epoch, (S, n) each."""

@@ -420,6 +420,17 @@ class FitView:
         """The cross-entropy of each sample within its task's outputs, (S, n)."""
         return self.network.losses(outputs, samples.labels, samples.tasks)
 
+    def labels(self, samples: Samples) -> Tensor:
+        """The class of each sample, (S, n)."""
+        return samples.labels
+
+    def competing(self, outputs: Tensor, samples: Samples) -> Tensor:
+        """The outputs of each sample's task, or of all classes seen so far, (S, n, C) of bool."""
+        active = self.network.active
+        return (
+            torch.ones_like(outputs, dtype=torch.bool) if active is None else active[samples.tasks]
+        )
+
     def gradient(
         self,
         samples: Samples,

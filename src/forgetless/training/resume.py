@@ -401,7 +401,7 @@ def _bytes(parts: Parts) -> int:
 
 
 def _tensors(split: Split) -> list[Tensor]:
-    every = (split.inputs, split.labels, split.orders)
+    every = (split.inputs, split.labels, split.orders, split.origins)
     return [tensor for tensor in every if tensor is not None]
 
 

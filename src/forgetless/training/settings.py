@@ -13,6 +13,7 @@ from forgetless.subspace import STORAGES
 from forgetless.support.validation import (
     AUTO,
     SHARE,
+    SHARE_OR_ZERO,
     Accepted,
     check_options,
     is_real,
@@ -39,7 +40,6 @@ OPTIMIZERS = {
 WITH_MOMENTUM = ("sgd", "rmsprop")
 SCHEDULES = ("constant", "cosine", "linear", "step", "plateau")
 _LARGEST_LR = 1e38  # float32 holds no more
-_SHARE_OR_ZERO = Accepted(lambda value: is_real(value) and 0 <= value < 1, "a number in [0, 1)")
 _LR = Accepted(lambda value: is_real(value) and 0 < value < _LARGEST_LR, "a positive number")
 
 
@@ -71,7 +71,7 @@ class Training:
         "(with its own lr).",
         accepted=_named_or_made(OPTIMIZERS, "parameters"),
     )
-    momentum: float = option(0.0, "Momentum of sgd and rmsprop.", accepted=_SHARE_OR_ZERO)
+    momentum: float = option(0.0, "Momentum of sgd and rmsprop.", accepted=SHARE_OR_ZERO)
     weight_decay: float = option(0.0, "Weight decay.", accepted=real(0))
     schedule: str = option("constant", "Learning rate within a task.", choices=SCHEDULES)
     decay: float = option(0.5, "Factor of the schedules step and plateau.", accepted=SHARE)
@@ -91,7 +91,7 @@ class Training:
     held_out: float = option(
         0.0,
         "Share of each task's training samples held out for early stopping and plateau.",
-        accepted=_SHARE_OR_ZERO,
+        accepted=SHARE_OR_ZERO,
     )
     early_stopping: int = option(
         0,
@@ -100,6 +100,9 @@ class Training:
         accepted=whole(0),
     )
     dtype: str = option("float32", "Floating-point type.", choices=("float32", "float64"))
+    shuffle: bool = option(
+        True, "Shuffle a task's samples anew in every epoch; otherwise they keep their order."
+    )
     freeze: str = option(
         "", "Freeze these parameters: names, or beginnings in whole parts (comma-separated)."
     )

@@ -6,7 +6,15 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from forgetless.guard.batches.samples import Part, StoredSamples, Unpack, unpacked
 from forgetless.support.validation import ConfigError, DataError, NoSamplesError
@@ -114,7 +122,12 @@ class TaskData:
     def at(self, index: Sequence[int]) -> Iterator[Part]:
         """The indexed dataset's samples at index, batch by batch."""
         loader: Any = self.loader
-        if len(index):
+        if not len(index):
+            return
+        if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
+            # At once: one after the other they take as long as a small model's training on them.
+            yield unpacked([t[list(index)] for t in loader.dataset.tensors], self.unpack)
+        else:
             some = Subset(loader.dataset, list(index))
             for batch in DataLoader(some, loader.batch_size, collate_fn=loader.collate_fn):
                 yield unpacked(batch, self.unpack)

@@ -15,6 +15,7 @@ from forgetless.guard.batches.outputs import Named, Output
 from forgetless.guard.batches.samples import Unpack
 from forgetless.guard.distributed.sharding import gathered
 from forgetless.guard.guard import Guard
+from forgetless.guard.history import NumberLogger
 from forgetless.guard.model import unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
@@ -43,6 +44,7 @@ class GuardOptions(TypedDict, total=False):
     process_group: Any
     drift_samples: int
     progress: bool
+    log: str | NumberLogger | None
     seed: int
 
 

@@ -16,7 +16,8 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -59,18 +60,41 @@ class ObjectStore:
 
         try:
             self._system, root = url_to_fs(self.url)
+            self._root = str(root).rstrip("/")
+            self._check_bucket()
         except Exception as error:  # every kind of storage has errors of its own
             problem = "cannot be reached"
             if isinstance(error, ImportError):
                 problem = "needs another package"
-            elif isinstance(error, ValueError | TypeError):
+            elif isinstance(error, ValueError | TypeError | PermissionError | FileNotFoundError):
                 problem = "cannot be used as storage"
             raise ConfigError(f"{self.name} {problem}: {_reason(error)}") from error
-        self._root = str(root).rstrip("/")
+
+    def _check_bucket(self) -> None:
+        """Reject an object store whose bucket is missing or closed to us."""
+        if not self._bucket:
+            return
+        try:
+            self._system.info(self._bucket)
+        except FileNotFoundError as error:
+            missing = f"there is no bucket {self._bucket}"
+            raise FileNotFoundError(missing) from error
+        except PermissionError:  # for the whole bucket; a folder of it may be ours
+            with suppress(FileNotFoundError):
+                self._system.ls(self._root, detail=False)
+
+    @property
+    def _bucket(self) -> str:
+        """The bucket or container of an object store, which has no folders; "" elsewhere."""
+        has_folders = self._root.startswith("/") or self.path is not None
+        return "" if has_folders else self._root.partition("/")[0]
 
     def within(self, name: str) -> Self:
         """A folder in it."""
-        return type(self)(f"{self.url}/{name}")
+        inner = copy(self)
+        inner.url, inner.name = f"{self.url}/{name}", f"{self.name}/{name}"
+        inner._root = f"{self._root}/{name}"
+        return inner
 
     @property
     def path(self) -> Path | None:
@@ -145,6 +169,8 @@ class ObjectStore:
         return f"{self._root}/{name}"
 
     def _make_folder(self, name: str) -> None:
+        if self._bucket:  # nobody but its owner should create that
+            return
         self._system.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
 
     @contextmanager
@@ -153,9 +179,10 @@ class ObjectStore:
         kind = TraceError if done == "read" else UnwritableError
         try:
             yield
-        except (ForgetlessError, FileNotFoundError):
-            raise
         except Exception as error:  # every kind of storage has errors of its own
+            missing = isinstance(error, FileNotFoundError) and done == "read"
+            if missing or isinstance(error, ForgetlessError):
+                raise
             raise kind(f"{self.name}/{name} cannot be {done}: {_reason(error)}") from error
 
 

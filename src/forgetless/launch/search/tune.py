@@ -314,7 +314,9 @@ def search_folder(
     if folder.exists() and not folder.is_dir():
         raise TraceError(f"--out {folder} cannot be a folder: it is a file")
     file = folder / SEARCH_FILE
-    foreign = folder.is_dir() and any(f.name != _TRIALS for f in folder.iterdir())
+    inside = [f.name for f in folder.iterdir()] if folder.is_dir() else []
+    # A search that was killed early leaves its lock and temporary files.
+    foreign = any(name != _TRIALS and not name.startswith(".") for name in inside)
     if foreign and not file.is_file():
         raise TraceError(f"--out {folder} holds files that are not a search's; choose another one")
     with FolderLock(folder):

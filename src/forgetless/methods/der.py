@@ -1,0 +1,109 @@
+"""Dark experience replay, and the same with labels (Buzzega et al. 2020)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from forgetless.methods.base import View
+from forgetless.methods.reservoir import ReplayBuffer, ReservoirRehearsal
+from forgetless.support.validation import option, real
+
+
+@dataclass(frozen=True)
+class DarkReplay(ReservoirRehearsal):
+    """Replay of samples with the outputs z that the network had for them when they came by."""
+
+    def alike(self, stored: Any, view: View) -> tuple[Any, Any]:
+        """With the outputs attached, as NaN those that a growing head did not have yet."""
+        with torch.no_grad():
+            new = view.outputs(view.batch)
+        if stored is not None:
+            known = stored.extra["outputs"]
+            more = new.shape[-1] - known.shape[-1]
+            if more:
+                stored = stored.attach(outputs=pad(known, (0, more), value=torch.nan))
+        return stored, view.batch.attach(outputs=new)
+
+    def pull(self, state: ReplayBuffer, view: View) -> Tensor:
+        """The gradient of the mean of (f(x) − z)² over a batch of stored samples."""
+        gradient: Tensor = view.gradient(self.drawn(state, view), squared_change)
+        return gradient
+
+
+def squared_change(outputs: Tensor, samples: Any) -> Tensor:
+    """(f(x) − z)², mean over the outputs that each sample had then: (S, n, C) → (S, n)."""
+    then: Tensor = samples.extra["outputs"]
+    now = outputs[..., : then.shape[-1]]
+    known = ~then.isnan()
+    change = now - torch.where(known, then, now.detach())
+    return change.square().sum(-1) / known.sum(-1)
+
+
+@final
+@dataclass(frozen=True)
+class DER(DarkReplay):
+    """Adds α · mean (f(x) − z)² on a batch of stored samples to the loss.
+
+    z are the outputs, all of them, that the network had for x when it came by in training.
+
+    Arguments:
+        buffer: samples in the reservoir.
+        batch_size: stored samples in a step.
+        alpha: α.
+    """
+
+    name: ClassVar[str] = "der"
+    label: ClassVar[str] = "DER"
+    summary: ClassVar[str] = "dark experience replay: stored samples keep their former outputs"
+    alpha: float = option(
+        0.5,
+        "Weight of the change of outputs.",
+        accepted=real(0),
+        setting="der_alpha",
+        search=(0.1, 0.2, 0.5, 1.0),
+    )
+
+    def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
+        """The gradient of loss plus penalty."""
+        if state.samples is not None:
+            g = g + self.alpha * self.pull(state, view)
+        return g, self.followed(state, view)
+
+
+@final
+@dataclass(frozen=True)
+class DERPP(DarkReplay):
+    """Adds α · mean (f(x) − z)² on a batch of stored samples, and β times the loss on another.
+
+    z are the outputs, all of them, that the network had for x when it came by in training.
+
+    Arguments:
+        buffer: samples in the reservoir.
+        batch_size: stored samples in each of the two batches of a step.
+        alpha: α.
+        beta: β.
+    """
+
+    name: ClassVar[str] = "der++"
+    label: ClassVar[str] = "DER++"
+    summary: ClassVar[str] = "DER that follows the stored samples' labels, too"
+    alpha: float = option(
+        0.5,
+        "Weight of the change of outputs.",
+        accepted=real(0),
+        setting="der_alpha",
+        search=(0.1, 0.2, 0.5, 1.0),
+    )
+    beta: float = option(
+        0.5, "Weight of the loss on stored samples.", accepted=real(0), setting="der_beta"
+    )
+
+    def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
+        """The gradient of loss, penalty and loss on stored samples."""
+        if state.samples is not None:
+            g = g + self.alpha * self.pull(state, view)
+            g = g + self.beta * view.gradient(self.drawn(state, view))
+        return g, self.followed(state, view)
