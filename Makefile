@@ -86,6 +86,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/subspace.py --repeats 5 --out
 	$(BIN)/python benchmarks/guard.py --repeats 5 --out
 	$(BIN)/python benchmarks/language.py --out
+	$(BIN)/python benchmarks/class_incremental.py --out
+	$(BIN)/python benchmarks/versus_avalanche.py --out
 	$(BIN)/python benchmarks/tables.py
 
 # On a machine with a GPU, in a Python that has torch with CUDA.

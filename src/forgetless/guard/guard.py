@@ -754,7 +754,10 @@ class Guard:
         is_penalty = self.method.acts_on == "gradient" and not self.method.needs_model
         asks = self.method.protects and (self.method.separable or is_penalty or not of_loss)
         asks = asks and not view.by_inputs.issuperset(self.names)
-        if asks and (of_loss or not state.reaches(self._parameters.layout.columns)):
+        asks = asks and (of_loss or not state.reaches(self._parameters.layout.columns))
+        if self._column_ranks is not None:  # each knows its own columns, and all run the model
+            asks = bool(self._column_ranks.sum(torch.tensor(int(asks))))
+        if asks:
             blind = task.blind(of_loss=of_loss)
             self._coverage.warn_of_blind([name for name in blind if name not in view.by_inputs])
         storage, notes = now.storage, now.notes
