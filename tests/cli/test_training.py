@@ -97,7 +97,10 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
         (["run", "rotated-dogs", "--method", "sgd"], "unknown scenario 'rotated-dogs'"),
         (["run", "rotated-digits"], "Missing option '--method'"),
         (["run", "rotated-digits", "--method", "adam"], "unknown method 'adam'"),
-        (["run", "rotated-digits", "--method", "sgd", "--sepoch", "3"], "unknown option '--sepoch': did you mean '--epochs'?"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--sepoch", "3"],
+            "unknown option '--sepoch': did you mean '--epochs'?",
+        ),
         (["run", "rotated-digits", "--method", "sgd", "--epochs", "many"], "'--epochs'"),
         (
             ["run", "rotated-digits", "--method", "sgd", "--epochs", "0"],
