@@ -207,15 +207,14 @@ def gpt2(method: Method | None, seed: int) -> Run:
 
 
 def smollm2(folder: Path, method: Method | None, seed: int) -> Run:
-    """Fresh adapters of rank 8 in the last 10 of 30 blocks, 40 steps of AdamW on 4 × 32 tokens."""
+    """Fresh adapters of rank 8 in the last 10 of 30 blocks, 40 steps of AdamW on 2 × 32 tokens."""
     import peft
 
-    blocks = range(20, 30)
-    adapters = peft.LoraConfig(r=8, target_modules="all-linear", layers_to_transform=blocks)
+    adapters = peft.LoraConfig(r=8, target_modules=r".*\.2\d\..*_proj")
     model = peft.get_peft_model(copy.deepcopy(pretrained(folder)[0]), adapters)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     if isinstance(method, AGEM):
-        method = AGEM(memory=32, batch_size=4)  # as many as in a batch
+        method = AGEM(memory=32, batch_size=2)  # as many as in a batch
     guard = None if method is None else Guard(model, optimizer, method)
 
     def protect(data: Data) -> None:
@@ -226,7 +225,7 @@ def smollm2(folder: Path, method: Method | None, seed: int) -> Run:
         model.train()
         generator = torch.Generator().manual_seed(seed)
         for _ in range(40):
-            x = data[0][torch.randint(len(data[0]), (4,), generator=generator)]
+            x = data[0][torch.randint(len(data[0]), (2,), generator=generator)]
             optimizer.zero_grad()
             model(input_ids=x, labels=x).loss.backward()
             optimizer.step()
@@ -253,7 +252,7 @@ def english_and_french(folder: Path) -> tuple[Task, Task]:
         tokens = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
         sequences = tokens[: len(tokens) // 32 * 32].view(-1, 32)
         order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(0))
-        parts = sequences[order[: count + 56]].split([count, 24, 32])
+        parts = sequences[order[: count + 40]].split([count, 16, 24])
         return Task(*((x, x) for x in parts))
 
     french = "\n".join(keep_a_language_model.french(folder))
@@ -310,14 +309,14 @@ def measured(case: Case, method: Method | None, seed: int, part: str = "test") -
     return found
 
 
-def tuned(case: Case) -> Method:
-    """EWC with the strength that has the best mean of both scores on held-out samples."""
+def tuned(case: Case) -> float:
+    """The strength of EWC with the best mean of both scores on held-out samples."""
     scores = []
     for strength in case.strengths:
         run = measured(case, EWC(strength), SEARCH_SEED, "held_out")
         is_loss = run["before"] < 20
         scores.append(sum(run["scores"]) * (-1 if is_loss else 1))
-    return EWC(case.strengths[scores.index(max(scores))])
+    return case.strengths[scores.index(max(scores))]
 
 
 def main() -> None:
@@ -326,6 +325,7 @@ def main() -> None:
     parser.add_argument("--cases", help="comma-separated; by default all that can be run")
     parser.add_argument("--methods", help="comma-separated, such as KronEWC,tuned")
     parser.add_argument("--models", type=Path, help="folder with the packages of `make llm`")
+    parser.add_argument("--seeds", help="comma-separated, added to those that are recorded")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", nargs="?", type=Path, const=RESULTS, help="write the results")
     parser.add_argument("--table", action="store_true", help="print the recorded results")
@@ -343,12 +343,26 @@ def main() -> None:
         case = known[name]
         chosen = arguments.methods.split(",") if arguments.methods else (*case.methods, "tuned")
         for kind in chosen:
-            method = tuned(case) if kind == "tuned" else DEFAULTS[kind]
             label = "EWC, tuned" if kind == "tuned" else kind
-            runs = [measured(case, method, seed) for seed in SEEDS]
-            row = {"case": name, "method": label, "setting": repr(method), "runs": runs}
-            rows = [r for r in rows if (r["case"], r["method"]) != (name, label)]
-            rows.append({**row, "versions": versions(torch.device("cpu"))})
+            known_row = next((r for r in rows if (r["case"], r["method"]) == (name, label)), None)
+            if arguments.seeds and known_row:
+                runs, strength = known_row["runs"], known_row["strength"]
+            else:
+                runs, strength = [], tuned(case) if kind == "tuned" else None
+            method = DEFAULTS[kind] if strength is None else EWC(strength)
+            seeds = [*map(int, arguments.seeds.split(","))] if arguments.seeds else SEEDS
+            runs = [*runs, *(measured(case, method, seed) for seed in seeds)]
+            rows = [row for row in rows if row is not known_row]
+            rows.append(
+                {
+                    "case": name,
+                    "method": label,
+                    "setting": repr(method),
+                    "strength": strength,
+                    "runs": runs,
+                    "versions": versions(torch.device("cpu")),
+                }
+            )
             old, new = ([r["scores"][i] for r in runs] for i in (0, 1))
             print(f"{name:14}{label:12}{shown(old)}  {shown(new)}  {method}", flush=True)
             if arguments.out:

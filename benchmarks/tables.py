@@ -366,6 +366,47 @@ def published(found: dict[str, Any]) -> str:
     return table([*headings, "seconds"], rows) + words
 
 
+def class_incremental(measured: dict[str, Any]) -> str:
+    """Final accuracies on Split MNIST beside the printed ones."""
+    rows = []
+    for name, run in measured["rows"].items():
+        cells = [name]
+        for kind in ("class", "task"):
+            cells.append(f"{mean(run[kind]):.1f} ± {pstdev(run[kind]):.1f}")
+            known = run["printed"]
+            cells.append(f"{known[kind][0]:.1f} ± {known[kind][1]:.1f}" if known else "–")
+        rows.append([*cells, str(len(run["class"]))])
+    headings = ["method, buffer", "class", "printed", "task", "printed", "seeds"]
+    text = (
+        "Final accuracy in percent, class- and task-incremental, after one pass over five tasks of "
+        "two digits in one full head, at the settings of Mammoth, beside what Buzzega et al. "
+        "(2020) print, means of ten runs (`benchmarks/class_incremental.py`).\n\n"
+    )
+    return text + table(headings, rows)
+
+
+def versus_avalanche(measured: dict[str, Any]) -> str:
+    """Seconds of training here and in Avalanche."""
+    rows = []
+    for name, pair in measured["rows"].items():
+        ours, theirs = pair["forgetless"], pair["avalanche"]
+        rows.append(
+            [
+                name,
+                *(f"{side['processor']:.1f}" for side in (ours, theirs)),
+                *(f"{theirs[kind] / ours[kind]:.1f}" for kind in ("processor", "clock")),
+            ]
+        )
+    headings = ["method", "seconds here", "Avalanche", "times", "times of the clock"]
+    text = (
+        f"{measured['steps']} steps of ten images and, in replay, ten stored ones of 500; a "
+        "perceptron 784-100-100-10, one thread, seconds of the processor, the faster of "
+        f"{measured['repeats']} repeats in turns; Avalanche {measured['versions']['avalanche']} "
+        "(`benchmarks/versus_avalanche.py`).\n\n"
+    )
+    return text + table(headings, rows)
+
+
 SECTIONS = (
     ("Whole runs on one GPU", ["gpu"], runs),
     ("Methods at their own best settings, on one GPU", ["tuned"], tuned),
@@ -387,6 +428,8 @@ WHERE_MEASURED = (
     ("What a guard costs on one GPU", ["guard-cuda"], guard),
     ("What a step costs in an eigenbasis", ["methods-cpu"], method_steps),
     ("What a step costs in an eigenbasis on one GPU", ["methods-cuda"], method_steps),
+    ("Class-incremental methods as printed", ["class_incremental"], class_incremental),
+    ("Class-incremental methods beside Avalanche", ["versus_avalanche"], versus_avalanche),
     ("What the end of a task costs", ["end-task-cpu"], end_task),
     ("What the end of a task costs on a language model", ["language-cpu"], language),
     ("What the end of a task costs on one GPU", ["end-task-cuda"], end_task),

@@ -41,7 +41,7 @@ suppress_warnings = ["myst.header"]  # a page that is included may begin with a 
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600
 nb_execution_in_temp = True
 nb_merge_streams = True
 

@@ -1,5 +1,6 @@
 """The documentation is true: its Python runs, and the files, rooms and options it names exist."""
 
+import csv
 import doctest
 import json
 import re
@@ -11,8 +12,9 @@ import pytest
 import forgetless
 from forgetless import Method, guard
 from forgetless.launch.runs import setting_fields
-from forgetless.methods import View
-from forgetless.support.validation import flag
+from forgetless.launch.search import described, load_search
+from forgetless.methods import View, method_label
+from forgetless.support.validation import flag, format_bytes
 from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parent.parent
@@ -166,6 +168,25 @@ def test_files_that_are_named_exist():
 def test_the_readme_has_all_rooms_in_the_order_of_their_imports():
     table = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert table == list(ROOMS)
+
+
+def test_the_example_of_a_comparison_is_the_one_that_was_recorded():
+    text = (ROOT / "docs" / "comparisons.md").read_text("utf-8")
+    search = load_search(ROOT / "results" / "comparison" / "rotated-digits.json")
+    for method, choice in search.best.items():
+        cells = (method_label(method), described(choice.settings), f"{choice.score:.2f}")
+        assert f"| {' | '.join(cells)} | {choice.trials} |" in text
+    with (ROOT / "results" / "comparison" / "rotated-digits.csv").open() as file:
+        for row in csv.DictReader(file):
+            numbers = {n: float(v) for n, v in row.items() if n.startswith(("average", "forget"))}
+            accuracy, forgot = (
+                f"{numbers[n]:.2f} ± {numbers[f'{n}_interval']:.2f}"
+                for n in ("average_accuracy", "forgetting")
+            )
+            change = f"{float(row['difference']):.2f}" if row["difference"] else ""
+            assert f"| {row['method']} | {accuracy} | {forgot} | {change}".rstrip() in text
+            assert f"| {format_bytes(int(row['bytes']))} | {float(row['seconds']):.1f} |" in text
+            assert not row["p"] or float(row["p"]) < 0.001
 
 
 def test_a_guards_step_is_said_to_take_what_was_measured():

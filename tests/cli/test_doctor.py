@@ -46,7 +46,7 @@ def test_people_read_lines_and_a_verdict(capsys, tmp_path):
     *lines, verdict = out.splitlines()
     assert status == 0
     assert verdict.startswith("Ready to train on ")
-    assert "mnist, fashion-mnist, cifar100" in verdict
+    assert "mnist, fashion-mnist, cifar10, cifar100" in verdict
     (mnist,) = (line for line in lines if " mnist " in line)
     assert mnist.endswith("not on this machine; forgetless data fetch mnist")
     (digits,) = (line for line in lines if " digits " in line)

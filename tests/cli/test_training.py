@@ -97,7 +97,10 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
         (["run", "rotated-dogs", "--method", "sgd"], "unknown scenario 'rotated-dogs'"),
         (["run", "rotated-digits"], "Missing option '--method'"),
         (["run", "rotated-digits", "--method", "adam"], "unknown method 'adam'"),
-        (["run", "rotated-digits", "--method", "sgd", "--sepoch", "3"], "No such option: --sepoch"),
+        (
+            ["run", "rotated-digits", "--method", "sgd", "--sepoch", "3"],
+            "unknown option '--sepoch': did you mean '--epochs'?",
+        ),
         (["run", "rotated-digits", "--method", "sgd", "--epochs", "many"], "'--epochs'"),
         (
             ["run", "rotated-digits", "--method", "sgd", "--epochs", "0"],
@@ -154,7 +157,7 @@ def test_an_existing_run_is_not_overwritten_unless_asked(capsys, tmp_path):
         (["compare", "rotated-digits", "--methods", ","], "--methods must be"),
         (["compare", "rotated-digits", "--methods", "sgd,adam"], "unknown method 'adam'"),
         (["data", "fetch", "dogs"], "dogs"),
-        (["dance"], "No such command 'dance'"),
+        (["dance"], "unknown command 'dance'"),
         (
             ["run", "rotated-digits", "--method", "sgd", "--out", "file/inside"],
             "cannot be made: Not a directory",

@@ -196,6 +196,49 @@ def held_out(tasks=2, validation_per_class=0):
 """
 
 
+METHOD = '''
+from dataclasses import dataclass
+from typing import ClassVar
+from forgetless import Method
+from forgetless.methods import option
+
+@dataclass(frozen=True)
+class Mine(Method[None]):
+    """Shorter steps."""
+
+    name: ClassVar[str] = "mine"
+    acts_on = "gradient"
+    length: float = option(0.5, "The length of a step.", search=(0.5, 1.0))
+
+    def init(self, view):
+        return None
+
+    def update(self, g, state, view):
+        return self.length * g, state
+
+    def consolidate(self, state, view, task):
+        return state
+'''
+
+
+def test_a_method_of_ones_own_declares_what_to_try(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(METHOD)
+    command = ["tune", "rotated-digits", "--methods", "mine.py:Mine", "--lr", "0.1", *QUICK]
+    status, _, err = forgetless([*command, "--out", "a"], capsys)
+    assert (status, err.splitlines()[1]) == (0, "  mine (2): length 0.5, 1")
+    choice = load_search("a").best["mine"]
+    assert choice.method.length == choice.settings["length"]
+    best = ["compare", "rotated-digits", "--best", "a", "--seeds", "2", "--json", "--no-analyse"]
+    status, out, _ = forgetless(best, capsys)
+    assert status == 0
+    assert json.loads(out)[0]["config"]["length"] == choice.settings["length"]
+    (tmp_path / "mine.py").write_text(METHOD.replace("self.length * g", "self.length * g / 2"))
+    script = f"from forgetless.cli import main; main({[*command, '--out', 'a']!r})"
+    edited = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert edited.returncode == 2
+    assert "holds another search: mine code is" in edited.stderr
+
+
 def test_tasks_of_ones_own_must_hold_out_samples(capsys, tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     quick = ["--methods", "sgd", "--grid", "lr=0.1,0.2", "--epochs", "1", "--out", "a"]
@@ -207,3 +250,14 @@ def test_tasks_of_ones_own_must_hold_out_samples(capsys, tmp_path):
     status, out, _ = forgetless(best, capsys)
     assert status == 0
     assert json.loads(out)[0]["measured_on"] == "test"
+
+
+def test_the_error_of_a_run_is_not_hidden_by_the_table(capsys, tmp_path):
+    """What is done is shown, without tests; files of a table are of all methods or none."""
+    files = ["--csv", "t.csv", "--latex", "t.tex", "--against", "sgd", "--seeds", "2"]
+    compare = ["compare", "rotated-digits", "--methods", "sgd,ewc", "--ewc-strength", "1e9"]
+    status, out, err = forgetless([*compare, *QUICK, *files], capsys)
+    assert status == 1
+    assert "smaller strength than 1e+09 may help" in err
+    assert "SGD" in out
+    assert not list(tmp_path.glob("t.*"))

@@ -126,7 +126,9 @@ def is_mnist(images: datasets.ImageSet) -> bool:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     for function in (load_source, find_source, fetch):
-        with pytest.raises(ConfigError, match="'mnsit': choose one of digits, mnist, fashion"):
+        with pytest.raises(
+            ConfigError, match="'mnsit': did you mean 'mnist'\\? There are digits, mnist"
+        ):
             function("mnsit")
 
 
@@ -292,6 +294,7 @@ def test_status_tells_what_there_is(tmp_path: Path, cache: Path, shelf: Shelf) -
         "digits": True,
         "mnist": True,
         "fashion-mnist": True,
+        "cifar10": False,
         "cifar100": False,
     }
     assert rows["mnist"].where == str(tmp_path / "data" / "mnist")

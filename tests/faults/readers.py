@@ -35,7 +35,7 @@ from forgetless import (
     Trace,
     load_trace,
 )
-from forgetless.data import features
+from forgetless.data import cifar10, features
 from forgetless.data.cifar import PIXELS_PER_IMAGE, ROW_BYTES, rows_from_binary, rows_from_pickle
 from forgetless.data.files import check_labels, gunzip_bounded, parse_idx
 from forgetless.guard.frameworks.base import FILE, GuardCarrier
@@ -236,6 +236,18 @@ def _cifar_python() -> Reader:
     return Reader(lambda c: rows_from_pickle(c, N_IMAGES, NOWHERE), _pickled(fields), spoil)
 
 
+def _cifar10_python() -> Reader:
+    pixels = np.arange(N_IMAGES * PIXELS_PER_IMAGE, dtype=np.uint8).reshape(N_IMAGES, -1)
+    fields = {b"data": pixels, b"labels": [1, 2]}
+
+    def spoil(content: bytes, draw: random.Random) -> bytes:
+        key = draw.choice(list(fields))
+        value = draw.choice([*ODD[:12], _Runs(), [3] * 5, [1, 200], pixels.T, {"a": _Runs()}])
+        return _pickled({**fields, key: value})
+
+    return Reader(lambda c: cifar10.rows_from_pickle(c, N_IMAGES, NOWHERE), _pickled(fields), spoil)
+
+
 # --- a run's folder
 
 
@@ -400,6 +412,7 @@ def all_readers(plug: Plug) -> Iterator[dict[str, Reader]]:
             "IDX, gzipped": _gzipped_idx(),
             "CIFAR-100, binary": _cifar_binary(),
             "CIFAR-100, Python": _cifar_python(),
+            "CIFAR-10, Python": _cifar10_python(),
             "features": _stored_features(folder),
             "trace, record": _trace_record(folder),
             "trace, weights": _trace_weights(folder),

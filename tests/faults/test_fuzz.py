@@ -8,7 +8,8 @@ from .problems import Plug
 from .readers import _Runs, all_readers, inputs
 
 NAMES = (
-    "IDX", "IDX, gzipped", "CIFAR-100, binary", "CIFAR-100, Python", "trace, record",
+    "IDX", "IDX, gzipped", "CIFAR-100, binary", "CIFAR-100, Python", "CIFAR-10, Python",
+    "trace, record",
     "trace, weights", "checkpoint, manifest", "checkpoint, progress", "checkpoint, memory",
     "guard state, ogd, dense", "guard state, ogd, factored", "guard state, pca-ogd, bfloat16",
     "guard state, ewc, dense", "guard state, a-gem, dense", "guard state, joint, dense",

@@ -228,10 +228,10 @@ def test_a_head_that_grows_is_compared_in_the_outputs_that_a_sample_had(name):
     step()
     for p, old, g in zip(model.parameters(), before, expected, strict=True):
         torch.testing.assert_close(p.detach(), old - 0.1 * g)
-    held = guard._steps.state.samples.extra["outputs"][0]
-    assert held.shape == (32, 5)
-    assert held[:16, 3:].isnan().all()
-    assert held[16:].isfinite().all()
+    extra = guard._steps.state.samples.extra
+    assert extra["outputs"].shape == (1, 32, 5)
+    assert extra["known"][0, :16].tolist() == [[True] * 3 + [False] * 2] * 16
+    assert extra["known"][0, 16:].all()
     step()  # and old and new samples together
     assert all(p.isfinite().all() for p in model.parameters())
     assert not torch.equal(then, model(x)[:, :3])

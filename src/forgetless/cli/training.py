@@ -334,17 +334,17 @@ class _Results:
 
     def _show_table(self, traces: list[Trace], note: str) -> None:
         """Print the table, and write it to files."""
-        there = any(trace.method == self.against for trace in traces)
-        made = ranking(traces, against=self.against if there else None, test=self.test)
+        whole = len(traces) == len(self.parts)  # else an error ended the others
+        made = ranking(traces, against=self.against if whole else None, test=self.test)
         if not self.as_json:
             Console().print(comparison_table(made))
             if self.best is not None:
                 say(f"Settings: those chosen in {self.best}, on held-out training images.")
             if note:
                 say(note)
-        if self.csv is not None:
+        if self.csv is not None and whole:
             _write(self.csv, as_csv(made))
-        if self.latex is not None:
+        if self.latex is not None and whole:
             _write(self.latex, as_latex(made))
 
     def say_where(self, traces: list[Trace], picture: Path, sentences: list[str]) -> None:

@@ -84,14 +84,14 @@ def read_tarball(
         raise DamagedFileError(path, mismatch(found, form.tarball.sha256))
     members = [f"{form.folder}/{file_name}" for file_name in form.file_names]
     limits = [form.max_file_bytes(part.n_images) for part in parts]
-    contents = _read_members(path, dict(zip(members, limits, strict=True)))
+    contents = read_members(path, dict(zip(members, limits, strict=True)))
     return [
         parse_part(form, part, contents[member], path)
         for part, member in zip(parts, members, strict=True)
     ]
 
 
-def _read_members(path: Path, max_bytes: dict[str, int]) -> dict[str, bytes]:
+def read_members(path: Path, max_bytes: dict[str, int]) -> dict[str, bytes]:
     """The content of some files in a gzipped tarball, in one pass and without extracting it."""
     contents: dict[str, bytes] = {}
     try:
@@ -131,20 +131,28 @@ def rows_from_binary(content: bytes, n_images: int, path: Path) -> bytes:
 
 def rows_from_pickle(content: bytes, n_images: int, path: Path) -> bytes:
     """The rows of a file of the Python form, in the layout of the binary form."""
+    fields, pixels = pickled_pixels(content, n_images, path)
+    columns = [
+        label_bytes(fields.get(key), n_images, key.decode(), path)[:, None]
+        for key in (b"coarse_labels", b"fine_labels")
+    ]
+    return np.concatenate([*columns, pixels], axis=1).tobytes()
+
+
+def pickled_pixels(
+    content: bytes, n_images: int, path: Path
+) -> tuple[dict[object, object], npt.NDArray[np.uint8]]:
+    """The fields of a file of the Python form, and its pixels (n, 3072)."""
     fields = load_plain_pickle(content, path)
     if not isinstance(fields, dict):
         raise DamagedFileError(path, "is not a pickled dictionary")
     pixels = fields.get(b"data")
     if not isinstance(pixels, ByteArray) or pixels.shape != (n_images, PIXELS_PER_IMAGE):
         raise DamagedFileError(path, f"has no images of shape ({n_images}, {PIXELS_PER_IMAGE})")
-    rows = np.empty((n_images, ROW_BYTES), dtype=np.uint8)
-    for column, key in enumerate((b"coarse_labels", b"fine_labels")):
-        rows[:, column] = _label_bytes(fields.get(key), n_images, key.decode(), path)
-    rows[:, LABELS_PER_ROW:] = np.frombuffer(pixels.content, dtype=np.uint8).reshape(pixels.shape)
-    return rows.tobytes()
+    return fields, np.frombuffer(pixels.content, dtype=np.uint8).reshape(pixels.shape)
 
 
-def _label_bytes(labels: object, n_images: int, key: str, path: Path) -> npt.NDArray[np.uint8]:
+def label_bytes(labels: object, n_images: int, key: str, path: Path) -> npt.NDArray[np.uint8]:
     """The labels in a pickled list, one byte each."""
     if not isinstance(labels, list) or len(labels) != n_images:
         raise DamagedFileError(path, f"has no list {key} of {n_images} labels")

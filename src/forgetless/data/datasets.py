@@ -12,7 +12,7 @@ import platformdirs
 import torch
 from torch import Tensor
 
-from forgetless.data import cifar
+from forgetless.data import cifar, cifar10
 from forgetless.data.fetch import Origin, WebMirror, Wheel, obtain
 from forgetless.data.files import (
     DamagedFileError,
@@ -160,6 +160,21 @@ def _cifar_layouts(form: cifar.Form) -> tuple[DatasetLayout, ...]:
     )
 
 
+def _cifar10_layouts() -> tuple[DatasetLayout, ...]:
+    """The folder of the Python form, its six files in the root, and the tarball of either form."""
+    names = tuple((name,) for name in cifar10.PYTHON.file_names)
+    read = partial(cifar10.read_folder, cifar10.PYTHON)
+    return (
+        DatasetLayout(cifar10.PYTHON.folder, names, read),
+        DatasetLayout("", names, read),
+        *(
+            DatasetLayout(folder, ((form.tarball.name,),), partial(cifar10.read_tarball, form))
+            for form in (cifar10.BINARY, cifar10.PYTHON)
+            for folder in ("", "cifar10")
+        ),
+    )
+
+
 def _idx_files(*checksums: str, plain: Sequence[str | None] = (None,) * 4) -> tuple[IdxFile, ...]:
     """The four files of a dataset in MNIST's format, with their SHA-256, gzipped and plain."""
     shapes = {
@@ -227,6 +242,16 @@ _ALL = (
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
                 FASHION_PUBLISHED,
             ),
+        ),
+    ),
+    Source(
+        "cifar10",
+        "60,000 colour photographs of 32x32 pixels, 10 classes",
+        n_classes=cifar10.N_CLASSES,
+        layouts=_cifar10_layouts(),
+        origins=(
+            WebMirror("https://www.cs.toronto.edu/~kriz/", (cifar10.BINARY.tarball,)),
+            WebMirror("https://www.cs.toronto.edu/~kriz/", (cifar10.PYTHON.tarball,)),
         ),
     ),
     Source(

@@ -156,7 +156,7 @@ class DriftCheck:
     """Keeps a few samples of each task with the outputs on them, and measures how these move.
 
     Nothing else notices: not the model's mode and buffers, nor any random generator. A model that
-    is sharded is gathered for it, so it is measured when a task ends or is asked for, not between.
+    is sharded runs in all processes for it, so it is measured when a task ends or is asked for.
 
     Arguments:
         model: the model.
@@ -257,7 +257,7 @@ class DriftCheck:
                 now, then = (self.measure(steps, at).tasks for at in (None, theta))
                 found = [a.level - b.level for a, b in zip(now, then, strict=True)]
             else:
-                with _unnoticed(self.model, gathers=False) as model:
+                with _unnoticed(self.model) as model:
                     now = tuple(_compared(k, some, model, None) for k, some in self.kept.items())
                 found = [a.level - a.level_then for a in now]
             rise = torch.tensor([found])
@@ -394,16 +394,10 @@ class DriftCheck:
 
 
 @contextmanager
-def _unnoticed(model: GuardedModel, *, gathers: bool = True) -> Iterator[GuardedModel]:
-    """The model for its outputs alone; only its weights are read.
-
-    Arguments:
-        model: the model.
-        gathers: whether all weights of a sharded model are wanted here.
-    """
+def _unnoticed(model: GuardedModel) -> Iterator[GuardedModel]:
+    """The model for its outputs alone; only its weights are read."""
     device, module = model.parameters.device, model.module
     reshard(module)
-    model = model.gathered() if gathers else model
     with full_precision(device), undisturbed(device), torch.no_grad(), eval_mode(model.module):
         yield model
     reshard(module)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Self, final
 
@@ -22,10 +23,15 @@ from forgetless.guard.batches.outputs import (
     true_class_output,
 )
 from forgetless.guard.batches.samples import Part, StoredSamples
-from forgetless.guard.distributed.sharding import gathered_copy, is_fully_sharded
+from forgetless.guard.distributed.sharding import (
+    gathered_copy,
+    is_fully_sharded,
+    local,
+    reshard,
+)
 from forgetless.guard.parameters import Parameters
 from forgetless.methods.base import FeatureOutputs, MomentOutputs
-from forgetless.support.collectives import Ranks
+from forgetless.support.collectives import Ranks, is_lost
 from forgetless.support.validation import ConfigError, DataError, first_line
 from forgetless.tangent import (
     Batch,
@@ -69,13 +75,23 @@ class GuardedModel:
     loss: Loss
     ranks: Ranks | None = None
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the module gathers its own weights from several processes when it is run."""
+        return self.parameters.slices is not None and is_fully_sharded(self.module)
+
+    @cached_property
     def gathered(self) -> Self:
-        """The same with all weights on this process if they are sharded, as gradients need."""
-        sharded = self.parameters.slices is not None
-        return replace(self, module=gathered_copy(self.module)) if sharded else self
+        """The same with all weights on this process, as the gradients of single samples need."""
+        return replace(self, module=gathered_copy(self.module)) if self.gathers else self
 
     def values(self, theta: Tensor | None = None) -> dict[str, Tensor]:
-        """Parameters and buffers by name, the protected ones from theta (1, p) if given."""
+        """Parameters and buffers by name, the protected ones from theta (1, p) if given.
+
+        None of a module that gathers its own: it runs with those that it has.
+        """
+        if self.gathers:
+            return {}
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         values = {name: _at_least_float32(tensor.detach()) for name, tensor in tensors.items()}
         if theta is not None:
@@ -91,6 +107,8 @@ class GuardedModel:
             samples: the samples.
             outputs: "all" takes all logits (n, C) of a classifier in place of the true class's.
         """
+        if self.gathers:
+            return self.gathered.features(samples, outputs)
         with eval_mode(self.module):
             scalar = self._protected(samples)
             if outputs == "all" and scalar is true_class_output:
@@ -119,22 +137,50 @@ class GuardedModel:
                     break
                 for part in map(self.placed, samples.select(index).parts):
                     gradients = self._gradients_of(scalar, part)
-                    zero = {n for n, g in gradients.items() if g is not None and not g.any()}
-                    seeing |= any(g is not None and n not in zero for n, g in gradients.items())
+                    zero = {n for n, any_there in gradients.items() if any_there is False}
+                    seeing |= True in gradients.values()
                     found = [name for name in found if name in zero]
         return found if seeing else []
 
-    def _gradients_of(self, scalar: Output, part: Part) -> dict[str, Tensor | None]:
-        """The gradients of a mixture of the scalars, None for parameters without a part in them."""
+    def _gradients_of(self, scalar: Output, part: Part) -> dict[str, bool | None]:
+        """Parameter → whether a mixture of the scalars has a gradient; None if it has no part."""
+        if self.gathers:
+            return self._gathered_gradients_of(scalar, part)
         values = self.values()
         own = {n: values[n].requires_grad_() for n in self.parameters.names if values[n].numel()}
         values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
+        mixed = self._mixed(scalar, part, values)
+        gradients = torch.autograd.grad(mixed, list(own.values()), allow_unused=True)
+        found_in = zip(own, gradients, strict=True)
+        return {name: None if g is None else bool(g.any()) for name, g in found_in}
+
+    def _gathered_gradients_of(self, scalar: Output, part: Part) -> dict[str, bool | None]:
+        """The same of a module that gathers its own weights, and shares out their gradients."""
+        before = [(p, p.grad) for p in self.module.parameters()]
+        try:
+            for parameter, _ in before:
+                parameter.grad = None
+            self._mixed(scalar, part, {}).backward()
+            named = dict(self.module.named_parameters())
+            own = [named[name].grad for name in self.parameters.names]
+            # A process without any of a parameter's numbers has no gradient of it.
+            there = torch.tensor(
+                [[g is not None, g is not None and bool(local(g).any())] for g in own]
+            )
+            there = there if self.ranks is None else self.ranks.sum(there.long()) > 0
+            found = zip(self.parameters.names, there.tolist(), strict=True)
+            return {name: seen if has else None for name, (has, seen) in found}
+        finally:
+            for parameter, gradient in before:
+                parameter.grad = gradient
+            reshard(self.module)
+
+    def _mixed(self, scalar: Output, part: Part, values: dict[str, Tensor]) -> Tensor:
+        """A sum of the scalars with different weights, ()."""
         target = () if part.target is None else (part.target,)
         found = scalar(self._outputs(part, values), *target)
         # All of one sample's may have a constant sum, as probabilities have.
-        mixed = (found * torch.linspace(1, 2, found.numel()).to(found).view_as(found)).sum()
-        gradients = torch.autograd.grad(mixed, list(own.values()), allow_unused=True)
-        return dict(zip(own, gradients, strict=True))
+        return (found * torch.linspace(1, 2, found.numel()).to(found).view_as(found)).sum()
 
     def _protected(self, samples: StoredSamples) -> Output:
         """The protected scalars of these samples, checked for each shape."""
@@ -164,15 +210,28 @@ class GuardedModel:
                     replace(batch, targets=(random(prod(size)).view(size), *batch.targets))
                     for batch, size in zip(batches, sizes, strict=True)
                 ]
-            ranks = self.ranks
-            if ranks is not None and len(samples) >= ranks.size:
-                batches = [*_share(batches, ranks.rank, ranks.size)]
-            else:
-                ranks = None  # too few for all: each takes all of them
-            names = self.parameters.names
-            return kronecker_moments(
-                self.module, self.values(), batches, protected, names=names, ranks=ranks
-            )
+            return self._moments(batches, protected)
+
+    def _moments(self, batches: Sequence[Batch], scalar: Output) -> Moments:
+        """The moments of a scalar of these samples, of all processes together."""
+        names, ranks = self.parameters.names, self.ranks
+        if self.gathers:
+            own = dict(self.module.named_parameters())
+            if all(own[name].requires_grad for name in names):
+                found = kronecker_moments(
+                    self.module, own, batches, scalar, names=names, ranks=ranks, in_place=True
+                )
+                reshard(self.module)
+                if found.covered.issuperset(names):
+                    return found
+            return self.gathered._moments(batches, scalar)
+        if ranks is not None and sum(map(len, batches)) >= ranks.size:
+            batches = [*_share(batches, ranks.rank, ranks.size)]
+        else:
+            ranks = None  # too few for all: each takes all of them
+        return kronecker_moments(
+            self.module, self.values(), batches, scalar, names=names, ranks=ranks
+        )
 
     def loss_features(self, samples: StoredSamples) -> TangentFeatures:
         """The gradient of each sample's loss, at the present weights and in eval mode."""
@@ -180,6 +239,8 @@ class GuardedModel:
         def losses(outputs: Any, target: Tensor | None = None) -> Tensor:
             return self.loss.of_each(outputs, target)
 
+        if self.gathers:
+            return self.gathered.loss_features(samples)
         self._check_losses(samples)
         with eval_mode(self.module):
             return self._per_sample(samples, losses)
@@ -264,7 +325,7 @@ class GuardedModel:
 
     def outputs(self, part: Part, theta: Tensor | None) -> Any:
         """The model's outputs at theta (1, p), or as it is; buffers are not changed."""
-        if self.parameters.slices is not None and is_fully_sharded(self.module):
+        if self.gathers:
             return self._outputs(self.placed(part), {})
         values = self.values(theta)
         values |= {name: values[name].clone() for name in dict(self.module.named_buffers())}
@@ -286,6 +347,8 @@ class GuardedModel:
 
     def input_moments(self, samples: StoredSamples) -> InputMoments:
         """The second moments of the layers' inputs, in eval mode."""
+        if self.gathers:
+            return self.gathered.input_moments(samples)
         with eval_mode(self.module):
             for part in samples.parts:
                 self._try(part)
@@ -306,6 +369,8 @@ class GuardedModel:
                     "batch norm cannot be trained on one stored sample at a time: let the method "
                     "draw two or more"
                 ) from error
+            if self.gathers and self.ranks is not None and is_lost(error):
+                raise self.ranks.lost(error) from error
             reason = first_line(error)
             raise ConfigError(
                 f"the model does not take a batch's inputs ({reason}); {self._remedy()}"
@@ -324,6 +389,8 @@ class GuardedModel:
     def placed(self, part: Part) -> Part:
         """The samples on the model's device and in the precision of its gradients."""
         device = self.parameters.device
+        if self.gathers:  # it runs in its own precision
+            return part.mapped(lambda t: t.to(device))
         return part.mapped(lambda t: _at_least_float32(t.to(device)))
 
 

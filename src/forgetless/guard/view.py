@@ -252,7 +252,7 @@ class GuardedTask:
     """
 
     def __init__(self, model: GuardedModel, data: TaskData | SharedTaskData) -> None:
-        self.model = model.gathered()
+        self.model = replace(model)  # with a gathered copy of its own, if that is needed
         self.data = data
         self._drawn: StoredSamples | None = None
         self._used: StoredSamples | None = None  # for features or gradients

@@ -56,6 +56,7 @@ PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"model": "lenet", "hidden": 200, "epochs": 50, "samples": 2500, "ewc_strength": 25.0},
     ),
     ("split-cifar100", {"tasks": 20, "classes_per_task": 5}),
+    ("*-cifar10", {"model": "lenet", "hidden": 200}),
     ("*-digits", {"lr": 0.05, "samples": 1000, "ewc_strength": 50.0}),
     ("rotated-digits", {"step_degrees": 15.0}),
 )

@@ -17,15 +17,20 @@ class DarkReplay(ReservoirRehearsal):
     """Replay of samples with the outputs z that the network had for them when they came by."""
 
     def alike(self, stored: Any, view: View) -> tuple[Any, Any]:
-        """With the outputs attached, as NaN those that a growing head did not have yet."""
+        """With the outputs attached, and once a head has grown which of them a sample had."""
         with torch.no_grad():
-            new = view.outputs(view.batch)
-        if stored is not None:
-            known = stored.extra["outputs"]
-            more = new.shape[-1] - known.shape[-1]
-            if more:
-                stored = stored.attach(outputs=pad(known, (0, more), value=torch.nan))
-        return stored, view.batch.attach(outputs=new)
+            outputs = view.outputs(view.batch)
+        new = view.batch.attach(outputs=outputs)
+        if stored is None:
+            return stored, new
+        then = stored.extra["outputs"]
+        more = outputs.shape[-1] - then.shape[-1]
+        if more:
+            known = stored.extra.get("known", torch.ones_like(then, dtype=torch.bool))
+            stored = stored.attach(outputs=pad(then, (0, more)), known=pad(known, (0, more)))
+        if "known" in stored.extra:
+            new = new.attach(known=torch.ones_like(outputs, dtype=torch.bool))
+        return stored, new
 
     def pull(self, state: ReplayBuffer, view: View) -> Tensor:
         """The gradient of the mean of (f(x) − z)² over a batch of stored samples."""
@@ -36,10 +41,9 @@ class DarkReplay(ReservoirRehearsal):
 def squared_change(outputs: Tensor, samples: Any) -> Tensor:
     """(f(x) − z)², mean over the outputs that each sample had then: (S, n, C) → (S, n)."""
     then: Tensor = samples.extra["outputs"]
-    now = outputs[..., : then.shape[-1]]
-    known = ~then.isnan()
-    change = now - torch.where(known, then, now.detach())
-    return change.square().sum(-1) / known.sum(-1)
+    squares = (outputs[..., : then.shape[-1]] - then).square()
+    known = samples.extra.get("known")
+    return squares.mean(-1) if known is None else (squares * known).sum(-1) / known.sum(-1)
 
 
 @final

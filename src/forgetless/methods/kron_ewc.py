@@ -145,6 +145,5 @@ class KronEWC(Method[Springs]):
         """Add the task's moments, move the anchor, and begin with the least strength."""
         moments = view.moments(task.draw(self.samples), "mixed").shrunk(self.shrinkage)
         theta, known = view.theta.clone(), state.posterior
-        basis = known.basis.averaged(moments, known.tasks, theta)
-        basis.make_alike(view.storage.ranks)
+        basis = known.basis.averaged(moments, known.tasks, theta, view.storage.ranks)
         return Springs(Posterior(basis, known.tasks + 1, theta), self._least(theta))

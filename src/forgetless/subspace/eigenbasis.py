@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Self, final
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import pad
 from forgetless.linalg import Growth, Layout, product_with_itself
 from forgetless.support.collectives import Ranks
 from forgetless.support.progress import advance
-from forgetless.support.validation import ConfigError, DataError
+from forgetless.support.validation import ConfigError, DataError, ForgetlessError
 from forgetless.tangent import Moments
 
 # Rows of a moment above which other ways to its eigenvectors than `eigh` in float64 pay.
@@ -187,35 +188,46 @@ class Eigenbasis:
         axes = (*self.outputs.values(), *self.inputs.values())
         return [t for axis in axes for t in vars(axis).values()] + [*self.squares.values()]
 
-    def averaged(self, moments: Moments, tasks: int, like: Tensor) -> Self:
+    def averaged(
+        self, moments: Moments, tasks: int, like: Tensor, ranks: Ranks | None = None
+    ) -> Self:
         """With the moments of one more task, after so many.
 
         Arguments:
             moments: with a leading dimension of S seeds.
             tasks: those that are in it already.
             like: an empty tensor of the dtype and device to store with.
+            ranks: processes with the same moments, which take turns with the eigenvectors.
         """
         old, new = tasks / (tasks + 1), 1 / (tasks + 1)
         _finite(moments.squared_scalars)
         self._check(moments)
         source, inputs = dict(self.source), dict(self.inputs)
         sides = 2 * len(moments.outputs)
+        turns = count()
+
+        def axis(known: Axis | None, moment: Tensor, old: float, new: float) -> Axis:
+            def make() -> Axis:
+                if known is None:
+                    return Axis.of(moment if new == 1 else new * moment, like)
+                return known.averaged(moment, old, new)
+
+            return _by_one(next(turns), make, moment, like, ranks)
+
         for number, weight in enumerate(moments.outputs):
             advance("eigenvectors", number, sides)
             first = moments.source[weight]
             source.setdefault(weight, source.get(first, first))
             name, moment = source[weight], moments.inputs[first]
             if name not in self.inputs:
-                inputs[name] = Axis.of(moment, like)
+                inputs[name] = axis(None, moment, old, 1.0)
             elif inputs[name] is self.inputs[name]:  # not yet averaged for another weight
-                inputs[name] = inputs[name].averaged(moment, old, new)
+                inputs[name] = axis(inputs[name], moment, old, new)
         # A layer that the task does not use has no energy in it.
         outputs = {name: axis.scaled(old) for name, axis in self.outputs.items()}
         for number, (name, moment) in enumerate(moments.outputs.items()):
             advance("eigenvectors", len(moments.outputs) + number, sides)
-            mean = new / moments.samples * moment
-            known = self.outputs.get(name)
-            outputs[name] = Axis.of(mean, like) if known is None else known.averaged(mean, old, 1.0)
+            outputs[name] = axis(self.outputs.get(name), moment, old, new / moments.samples)
         squares = {name: old * square.double() for name, square in self.squares.items()}
         for name, square in moments.squares.items():
             mean = new / moments.samples * _finite(square)
@@ -229,12 +241,6 @@ class Eigenbasis:
             biases,
             {name: square.to(like) for name, square in squares.items() if name not in covered},
         )
-
-    def make_alike(self, ranks: Ranks | None) -> None:
-        """Replace new tensors by the first process's: eigenvectors may differ in rounding."""
-        if ranks is not None:
-            for tensor in self.tensors():
-                tensor.copy_(ranks.broadcast(tensor))
 
     def _check(self, moments: Moments) -> None:
         """Reject moments of a network that works in another way than before.
@@ -539,6 +545,35 @@ def as_leading(values: Tensor, tensor: Tensor) -> Tensor:
 def _by_seed(tensor: Tensor) -> Tensor:
     """(S, *shape) → (S, n), also of single numbers (S,)."""
     return tensor.reshape(len(tensor), -1)
+
+
+def _by_one(
+    turn: int, make: Callable[[], Axis], moment: Tensor, like: Tensor, ranks: Ranks | None
+) -> Axis:
+    """An axis that one of the processes makes and sends to the others.
+
+    It is then the same on all, whose processors may round in different ways.
+    """
+    if ranks is None:
+        return make()
+    source = turn % ranks.size
+    axis, failed = None, ""
+    if ranks.rank == source:
+        try:
+            axis = make()
+        except ForgetlessError as error:
+            failed = str(error)
+    size = torch.tensor(0 if axis is None else 1 + axis.vectors.shape[2])
+    columns = int(ranks.broadcast(size, source)) - 1
+    if columns < 0:
+        raise DataError(failed or f"process {source} could not make eigenvectors")
+    if axis is None:
+        seeds, d = moment.shape[:2]
+        k = columns or d
+        axis = Axis(
+            like.new_empty(seeds, d, columns), like.new_empty(seeds, k), like.new_empty(seeds)
+        )
+    return Axis(**{name: ranks.broadcast(tensor, source) for name, tensor in vars(axis).items()})
 
 
 def _diagonal(moment: Tensor) -> Tensor:

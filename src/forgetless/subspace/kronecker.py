@@ -128,8 +128,7 @@ class KroneckerSubspace(Directions):
             choose: the choice among all tasks' coordinates: `protecting` or `holding`.
         """
         like = self.threshold.new_empty(0)
-        basis = self.basis.averaged(moments, self.record.tasks, like)
-        basis.make_alike(self.storage.ranks)
+        basis = self.basis.averaged(moments, self.record.tasks, like, self.storage.ranks)
         chosen = choose(replace(self, basis=basis))
         if self.storage.max_rank is not None:
             chosen = chosen.limited(self.storage.max_rank)

@@ -18,6 +18,11 @@ def reason_of(error: BaseException) -> str:
     return re.sub(r"^\[[^]]*\] |\. This is typically.*", "", lines[-1])
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether an error of a model that is run is one of the connection between processes."""
+    return isinstance(error, dist.DistBackendError) or "gloo" in str(error)
+
+
 @final
 class Ranks:
     """The processes of a group, including this one; all must make the same calls.
@@ -46,11 +51,11 @@ class Ranks:
             dist.all_reduce(total, group=self.group)
         return total.to(tensor.device)
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """The first rank's tensor; every rank must pass one of that shape and type."""
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """One rank's tensor, by default the first's; every rank passes one like it."""
         copy = tensor.to(self.device, copy=True).contiguous()
         with self._collective(copy):
-            dist.broadcast(copy, dist.get_global_rank(self.group, 0), group=self.group)
+            dist.broadcast(copy, dist.get_global_rank(self.group, source), group=self.group)
         return copy.to(tensor.device)
 
     def gather(self, vector: Tensor) -> list[Tensor]:
@@ -76,9 +81,11 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            reason = reason_of(error)
-            raise RankError(
-                f"rank {self.rank} of {self.size} has lost the others ({reason}): a process has "
-                "ended or does not answer in time; start all of them again from the last "
-                "checkpoint"
-            ) from error
+            raise self.lost(error) from error
+
+    def lost(self, error: BaseException) -> RankError:
+        """What to raise after a collective has failed."""
+        return RankError(
+            f"rank {self.rank} of {self.size} has lost the others ({reason_of(error)}): a process "
+            "has ended or does not answer in time; start all of them again from the last checkpoint"
+        )

@@ -216,6 +216,8 @@ class Evaluation:
         names: the parameters, in the order of the columns of φ.
         batch: the samples.
         scalar: from the network's outputs and the targets to (n,) or (n, K).
+        in_place: whether the module runs with the parameters that it has, as one must that gathers
+            them by itself; `values` then only have their shapes.
     """
 
     module: nn.Module
@@ -224,6 +226,7 @@ class Evaluation:
     names: tuple[str, ...]
     batch: Batch
     scalar: Scalar
+    in_place: bool = False
 
     @classmethod
     def at(
@@ -235,16 +238,18 @@ class Evaluation:
         scalar: Scalar,
         *,
         lasting: bool = False,
+        in_place: bool = False,
     ) -> Self:
         """At these values, in the modules' present modes.
 
         Arguments:
             lasting: the values will not be changed; otherwise they are copied.
+            in_place: see the class.
         """
         modes = {m: m.training for m in module.modules()}
         with torch.inference_mode(False):
             copies = {n: v.detach() if lasting else v.detach().clone() for n, v in values.items()}
-        return cls(module, copies, modes, tuple(names), batch, scalar).on(batch)
+        return cls(module, copies, modes, tuple(names), batch, scalar, in_place).on(batch)
 
     def on(self, batch: Batch) -> Self:
         """The same for other samples."""
@@ -263,13 +268,13 @@ class Evaluation:
         return replace(self, batch=self.batch.select(samples))
 
     def leaves(self, names: tuple[str, ...] | None = None) -> dict[str, Tensor]:
-        """The parameters as new leaves to differentiate with respect to."""
-        names = self.names if names is None else names
+        """The parameters as new leaves to differentiate with respect to; none in place."""
+        names = () if self.in_place else self.names if names is None else names
         return {name: self.values[name].detach().requires_grad_() for name in names}
 
     def outputs(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """The network's outputs."""
-        values = {**self.values, **leaves}
+        values = {} if self.in_place else {**self.values, **leaves}
         outputs: Tensor = call_with(self.module, values, self.batch.args, self.batch.kwargs)
         return outputs
 
@@ -483,6 +488,10 @@ class ParameterUses(TorchFunctionMode):
         self.elsewhere: set[str] = set()  # parameters used outside of their layers
         self._names = {id(leaf): name for name, leaf in leaves.items()}
         self._running: list[Collection[str]] = []
+
+    def learn(self, tensors: Mapping[str, Tensor]) -> None:
+        """Further parameters, by name, such as those that a layer has just gathered."""
+        self._names |= {id(tensor): name for name, tensor in tensors.items()}
 
     def begin(self, names: Collection[str]) -> None:
         """A layer with these parameters starts to run."""

@@ -272,9 +272,9 @@ class MomentSum:
 
     def add(self, rows: Tensor) -> None:
         """More rows (N, d)."""
-        most = 0 if rows.element_size() < 4 else _ROWS
+        rows = rows.float() if rows.element_size() < 4 else rows
         for some in rows.split(_ROWS):
-            if self._rows + len(some) > most:
+            if self._rows + len(some) > _ROWS:
                 self._flush()
             if self._part is None:
                 self._part = rows.new_zeros(rows.shape[1], rows.shape[1])

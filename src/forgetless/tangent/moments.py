@@ -65,6 +65,11 @@ class Moments:
     squared_scalars: Tensor
     embeddings: frozenset[str] = frozenset()
 
+    @property
+    def covered(self) -> set[str]:
+        """The parameters whose moments these are."""
+        return {*self.outputs, *self.biases.values(), *self.squares}
+
     @classmethod
     def of_seeds(cls, several: Sequence["Moments"]) -> "Moments":
         """The moments of S seeds of one network, with a leading dimension of S."""
@@ -106,6 +111,7 @@ def kronecker_moments(
     *,
     names: Sequence[str],
     ranks: Ranks | None = None,
+    in_place: bool = False,
 ) -> Moments:
     """The moments of the gradients of K scalars per sample, summed over the K.
 
@@ -121,24 +127,24 @@ def kronecker_moments(
         scalar: from outputs and targets of n samples to (n,) or (n, K).
         names: the wanted parameters.
         ranks: processes that each have some of the samples; the moments are those of all.
+        in_place: the module gathers its parameters from the processes by itself, and `values` are
+            its own. Then each of them is given all samples and takes its share, all in equally many
+            passes, and parameters that need gradients of single samples are left out.
     """
     first, *others = batches
-    evaluation = Evaluation.at(module, values, names, first, scalar, lasting=True)
+    evaluation = Evaluation.at(
+        module, values, names, first, scalar, lasting=True, in_place=in_place
+    )
     refuse_interacting(evaluation)
     sums = _Sums(evaluation, sum(map(len, batches)))
+    sharing = ranks if in_place else None
     for part in (evaluation, *map(evaluation.on, others)):
-        start = 0
-        while start < part.n:
-            some = part.select(slice(start, start + sums.fitting()))
-            sums.add(some)
-            start += some.n
-            advance("moments", sums.seen, sums.samples)
+        sums.add_all(part, sharing)
     if ranks is not None:
         sums.add_up(ranks)
     found = sums.moments()
-    covered = {*found.outputs, *found.biases.values(), *found.squares}
-    rest = [name for name in names if name not in covered]
-    if not rest:
+    rest = [name for name in names if name not in found.covered]
+    if not rest or in_place:
         return found
     phi = features_of(module, values, batches, scalar, names=rest, lasting=True)
     total = float64(phi.squared_sum())
@@ -297,8 +303,8 @@ class _Use:
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Those of the sums over outputs and inputs."""
-        weight = self.matrix
-        r, c = len(weight), weight[0].numel()
+        r, *rest = self.matrix.shape
+        c = prod(rest)
         return ((r,) if self.is_embedding or r > _LARGEST else (r, r)), (c, c)
 
     def take_shapes(self) -> None:
@@ -368,6 +374,14 @@ class _Sums:
         self.own: dict[nn.Module, dict[str, str]] = {}  # layer → its parameters' names
         self.uses: dict[nn.Module, _Use] = {}
         self.bare: dict[str, nn.Module] = {}  # weight → the part of attention that it belongs to
+        self.places = {  # module → its own wanted parameters
+            module: {
+                kind: names[id(p)]
+                for kind, p in module._parameters.items()
+                if names.get(id(p)) in wanted
+            }
+            for module in evaluation.module.modules()
+        }
         for layer in evaluation.module.modules():
             if type(layer) is nn.MultiheadAttention:
                 # It runs `linear` by itself, with its own weight and that of a part.
@@ -394,6 +408,8 @@ class _Sums:
         self.scales: dict[str, Tensor] = {}  # parameter of a norm → Σ_i g_i²
         self.elsewhere: set[str] = set()  # used outside of their layers, or of unknown samples
         self.seen = 0
+        self.given = 0  # those of all processes, counted when a shape is done
+        self.has_begun = False
         self.squared_scalars = torch.zeros((), dtype=torch.float64)
         self.sample_bytes = 1
         self.device = next(iter(evaluation.values.values())).device
@@ -401,7 +417,7 @@ class _Sums:
 
     def fitting(self) -> int:
         """How many samples go through the network at once."""
-        return max(1, min(self.most, _BYTES // self.sample_bytes)) if self.seen else _FIRST
+        return max(1, min(self.most, _BYTES // self.sample_bytes)) if self.has_begun else _FIRST
 
     def run(self, evaluation: Evaluation) -> set[nn.Module]:
         """The layers that run on some samples, with inputs shared as these show."""
@@ -411,14 +427,38 @@ class _Sums:
         self._share_inputs(runs)
         return {run.layer for run in runs}
 
-    def add(self, evaluation: Evaluation) -> None:
-        """Some samples."""
+    def add_all(self, part: Evaluation, sharing: Ranks | None) -> None:
+        """All samples of one shape.
+
+        Arguments:
+            part: the samples.
+            sharing: processes that take turns and run the network together, so that one whose
+                samples are used up runs another's and does not count it; None if all are its own.
+        """
+        start, rank, ranks = 0, 0, 1
+        if sharing is not None:
+            rank, ranks = (sharing.rank - self.given) % sharing.size, sharing.size
+        while start < part.n:
+            stop = min(part.n, start + ranks * self.fitting())
+            mine = slice(start + rank, stop, ranks)
+            if start + rank < stop:
+                self.add(part.select(mine))
+            else:
+                self.add(part.select(slice(start, start + 1)), counts=False)
+            if sharing is not None:
+                self.sample_bytes = int(sharing.broadcast(torch.tensor(self.sample_bytes)))
+            start = stop
+            advance("moments", min(self.samples, ranks * self.seen), self.samples)
+        self.given += part.n
+
+    def add(self, evaluation: Evaluation, *, counts: bool = True) -> None:
+        """Some samples; if they do not count, the network is only run."""
         runs: list[_Run] = []
         with evaluation.running():
             scalars = self._forward(evaluation, runs)
             self._share_inputs(runs)
             self._check_memory(runs)
-            for run in runs:
+            for run in runs if counts else ():
                 if run.layer in self.uses:
                     self.uses[run.layer].add_inputs(run.x, self.samples / evaluation.n)
             outputs = [run.output for run in runs]
@@ -428,9 +468,12 @@ class _Sums:
                 deltas = torch.autograd.grad(
                     column, outputs, retain_graph=more, materialize_grads=True
                 )
-                self._add_deltas(runs, deltas, evaluation.n)
-        self.seen += evaluation.n
-        self.squared_scalars += float64(scalars.detach()).square().sum().cpu()
+                if counts:
+                    self._add_deltas(runs, deltas, evaluation.n)
+        self.has_begun = True
+        if counts:
+            self.seen += evaluation.n
+            self.squared_scalars += float64(scalars.detach()).square().sum().cpu()
         taken = sum(run.x.nbytes + 2 * run.output.nbytes for run in runs) // evaluation.n
         self.sample_bytes = max(self.sample_bytes, taken)
 
@@ -459,7 +502,13 @@ class _Sums:
                 runs.append(_Run(layer, x.detach(), output))
             return output.clone()  # the activation after it may work in place
 
+        def gathered(module: nn.Module, args: object) -> None:
+            here = {name: module._parameters[kind] for kind, name in self.places[module].items()}
+            watched.learn({name: tensor for name, tensor in here.items() if tensor is not None})
+
         handles = []
+        if evaluation.in_place:
+            handles = [module.register_forward_pre_hook(gathered) for module in self.places]
         for layer in self.own:
             handles.append(layer.register_forward_pre_hook(begin))
             # Innermost: what a user's own hooks do is not part of the layer's run.
@@ -474,7 +523,7 @@ class _Sums:
 
     def _check_memory(self, runs: Sequence[_Run]) -> None:
         """Reject a network whose moments together fit no memory, before they take any."""
-        if self.seen:
+        if self.has_begun:
             return
         uses = {self.uses[run.layer] for run in runs if run.layer in self.uses}
         numbers = sum(
@@ -491,7 +540,7 @@ class _Sums:
         first: dict[object, _Use] = {}
         for use, inputs in places.items():
             source = first.setdefault((bool(use.bias), *inputs), use)
-            if not self.seen:
+            if not self.has_begun:
                 use.source = source
             elif use.source is not use and use.source is not source:
                 raise ConfigError(

@@ -233,9 +233,14 @@ def _layouts_refused():
     fully_shard(copies, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=names))
     with pytest.raises(ConfigError, match="on a mesh of 2 dimensions"):
         Guard(copies, torch.optim.SGD(copies.parameters(), 0.1), OGD())
-    older = type("FullyShardedDataParallel", (nn.Sequential,), {})(nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match=r"shard the model with .*fully_shard"):
-        Guard(older, torch.optim.SGD(older.parameters(), 0.1), OGD())
+    for kind in ("FullyShardedDataParallel", "DeepSpeedEngine"):
+        other = type(kind, (nn.Sequential,), {})(nn.Linear(2, 2))
+        with pytest.raises(ConfigError, match=rf"{kind} .*shard the model with .*fully_shard"):
+            Guard(other, torch.optim.SGD(other.parameters(), 0.1), OGD())
+    apart = nn.Linear(2, 2)
+    apart.weight.ds_tensor = torch.zeros(2)  # as ZeRO-3 marks its parameters
+    with pytest.raises(ConfigError, match="ZeRO-3 has taken apart"):
+        Guard(apart, torch.optim.SGD(apart.parameters(), 0.1), OGD())
 
 
 def everything(rank, folder, names, before, after):

@@ -86,11 +86,17 @@ def training_ranks(
         group: the process group, if the model is not wrapped.
     """
     for module in model.modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
+        kind = type(module).__name__  # of packages that need not be installed
+        if kind in ("FullyShardedDataParallel", "DeepSpeedEngine"):
             raise ConfigError(
-                "FullyShardedDataParallel cannot be guarded: shard the model with "
+                f"{kind} cannot be guarded: shard the model with "
                 "torch.distributed.fsdp.fully_shard, which keeps parameters apart"
             )
+    if any(hasattr(tensor, "ds_tensor") for tensor in tensors):
+        raise ConfigError(
+            "a model whose parameters DeepSpeed's ZeRO-3 has taken apart cannot be guarded: shard "
+            "it with torch.distributed.fsdp.fully_shard"
+        )
     first = tensors[0]
     if is_sharded(first):
         if method.needs_model:  # all weights would be gathered at every step

@@ -107,8 +107,8 @@ class Search:
         protocol: seeds, held-out images and sampler.
         given: the settings of all runs that were given, as they were given.
         settings: those that all runs used.
-        methods: for each method its source, the options that were given and those of its runs, and
-            the values that were searched by option.
+        methods: for each method its source (with a checksum of the code of one's own), the options
+            that were given and those of its runs, and the values that were searched by option.
         trials: in the order in which they were proposed.
         limits: method → which of its best settings lie at an end of what was tried.
         made_with: versions of the program, its libraries and the device.
@@ -168,7 +168,7 @@ class Search:
         methods = {
             f"{name} {what}": entry[what]
             for name, entry in self.methods.items()
-            for what in ("source", "given", "searched")
+            for what in ("source", "code", "given", "searched")
         }
         settings = {f"--{name}": value for name, value in self.given.items()}
         found = {"scenario": self.scenario, **self.protocol, **settings, **methods}
@@ -286,7 +286,7 @@ def load_search(path: str | Path) -> Search:
 
 def _method_entry(of: Mapping[str, Any]) -> dict[str, Any]:
     parts = {what: dict(of[what]) for what in ("given", "options", "searched")}
-    return {"source": str(of["source"]), **parts}
+    return {"source": str(of["source"]), "code": str(of.get("code", "")), **parts}
 
 
 def _trial(entry: Mapping[str, Any], methods: Mapping[str, Any]) -> Trial:

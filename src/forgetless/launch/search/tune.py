@@ -29,11 +29,11 @@ from forgetless.launch.search.space import (
     searchable,
     space_of,
 )
-from forgetless.methods import Method, method_class, method_settings
+from forgetless.methods import METHODS, Method, method_class, method_settings
 from forgetless.support.files import FolderLock, is_locked
-from forgetless.support.plugins import short_name
+from forgetless.support.plugins import code_of, short_name
 from forgetless.support.progress import advance, bar_on_terminal
-from forgetless.support.provenance import versions
+from forgetless.support.provenance import digest_of, versions
 from forgetless.support.validation import (
     ConfigError,
     ForgetlessWarning,
@@ -208,6 +208,7 @@ def new_search(
     methods = {
         candidate.name: {
             "source": candidate.source,
+            "code": _code_of(candidate.kind),
             "given": dict(candidate.options),
             "options": bench.options(candidate),
             "searched": {d.name: list(d.values) for d in candidate.space},
@@ -216,6 +217,11 @@ def new_search(
     }
     kinds = {candidate.name: candidate.kind for candidate in candidates}
     return Search(scenario, dict(protocol), lasting, methods, common, kinds=kinds)
+
+
+def _code_of(kind: type[Method[Any]]) -> str:
+    """A checksum of the code of a method of one's own; empty for one of this package."""
+    return "" if METHODS.get(kind.name) is kind else digest_of(code_of(kind))
 
 
 def run_search(

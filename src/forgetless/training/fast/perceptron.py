@@ -8,7 +8,7 @@ of linear layers with ReLU between them needs few:
     ∂W_l = D_lᵀ h_{l−1},   ∂b_l = Σ_n D_l.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -71,15 +71,49 @@ class Perceptron:
             samples: inputs (S · K, n, *), labels and tasks (S · K, n).
             active: the outputs that belong to each task, (T, C) of bool; None for all.
         """
-        inputs, labels = samples.inputs.flatten(2), samples.labels
+        labels = samples.labels
         run = self._products(len(theta), len(labels) // len(theta), labels.shape[1])
+
+        def error_of(z: Tensor, gradient: Tensor, last: Layer) -> Tensor:
+            found: Tensor = run.loss(z, labels, samples.tasks, active, gradient, last)
+            return found
+
+        return self._through(run, theta, samples.inputs, error_of)
+
+    def gradient_of(
+        self, theta: Tensor, inputs: Tensor, error: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The gradient of any function of the outputs, (S, p).
+
+        Arguments:
+            theta: (S, p).
+            inputs: (S, n, *).
+            error: from outputs (S, n, C) to the function's gradient in them.
+        """
+
+        def error_of(z: Tensor, gradient: Tensor, last: Layer) -> Tensor:
+            found = error(z)
+            torch.sum(found, 1, out=_slot(gradient, last.bias, last.outputs))
+            return found
+
+        run = self._products(len(theta), 1, inputs.shape[1])
+        return self._through(run, theta, inputs, error_of)
+
+    def _through(
+        self,
+        run: "ModuleType | type[Products]",
+        theta: Tensor,
+        inputs: Tensor,
+        error_of: Callable[[Tensor, Tensor, Layer], Tensor],
+    ) -> Tensor:
+        """Forward, from outputs to their error D_L (which stores its bias gradient), and back."""
+        inputs = inputs.flatten(2)
         gradient = theta.new_empty(len(inputs), self.size)
         hidden = [inputs if inputs.stride(2) == 1 else inputs.contiguous()]
         for layer in self.layers:
             relu = layer is not self.layers[-1]
             hidden.append(run.forward(hidden[-1], theta, layer, relu=relu))
-        last = self.layers[-1]
-        error = run.loss(hidden.pop(), labels, samples.tasks, active, gradient, last)
+        error = error_of(hidden.pop(), gradient, self.layers[-1])
         for number in range(len(self.layers) - 1, -1, -1):
             below = self.layers[number - 1] if number else None
             error = run.backward(error, theta, hidden[number], gradient, self.layers[number], below)
