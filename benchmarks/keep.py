@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,15 +133,15 @@ FULL = Protocol(
     ),
 )  # fmt: skip
 QUICK = Protocol(
-    steps=10, batch=4, length=48, blocks=4, kept=8, held_out=4, prompts=12, new_tokens=12,
+    steps=8, batch=4, length=32, blocks=2, kept=4, held_out=4, prompts=6, new_tokens=8,
     seeds=(0,),
     settings=(
-        *every("plain", (1e-3, 3e-4)),
-        *every("KronOGD", (1e-3,)),
-        *every("KronEWC", (1e-3,)),
-        *every("LoRA", (3e-3,), (16,)),
-        *every("EWC", (1e-3,), (1e5,)),
-        *every("distillation", (1e-3,), (1,)),
+        *every("plain", (5e-4, 2e-4, 2e-3)),
+        *every("LoRA", (2e-3, 5e-4, 5e-3), (16,)),
+        *every("EWC", (5e-4,), (1e4, 1e6)),
+        *every("distillation", (5e-4,), (1,)),
+        *every("KronEWC", (5e-4, 1e-3, 2e-3)),
+        *every("KronOGD", (5e-4, 1e-3, 2e-3)),
     ),
 )  # fmt: skip
 
@@ -159,6 +159,7 @@ class World:
         examinations: "validation" and "test" → the base model's answers to other prompts.
         kinds: of the test's prompts.
         losses: of the base model: part → each task's.
+        accuracy: of its verdicts, in the test.
         protocol: the protocol.
     """
 
@@ -170,6 +171,7 @@ class World:
     examinations: Mapping[str, Examination]
     kinds: list[str]
     losses: Mapping[str, list[float]]
+    accuracy: float
     protocol: Protocol
 
 
@@ -186,7 +188,27 @@ def world(
         examinations[part] = Examination(base, tokenizer, asked, **more, **options)
     kinds = [kind for kind, some in prompts.asked["test"].items() for _ in some]
     losses = {p: [evaluated(base, task, p)[0] for task in tasks] for p in PARTS[1:]}
-    return World(base, tokenizer, tasks, prompts, answers, examinations, kinds, losses, protocol)
+    accuracy = next(s for t in tasks if (s := evaluated(base, t, "test")[1]) is not None)
+    return World(
+        base, tokenizer, tasks, prompts, answers, examinations, kinds, losses, accuracy, protocol
+    )
+
+
+def prepared(packages: Path, device: str, protocol: Protocol, file: Path) -> World:
+    """What all runs have in common: as the file has it, or made from the packages and written."""
+    key = versions(torch.device(device)) | {"protocol": repr(protocol)}
+    if file.is_file():
+        known, found = torch.load(file, map_location=device, weights_only=False)
+        if known == key:
+            return found
+    base, tokenizer = pretrained(packages)
+    base = with_frozen(base.to(device).eval(), protocol.blocks)
+    most = {"train": protocol.steps * protocol.batch, "validation": protocol.held_out}
+    most["test"] = protocol.held_out
+    tasks = keep_data.tasks(packages, tokenizer, protocol.length, most)
+    made = world(base, tokenizer, tasks, keep_data.prompts(packages, protocol.prompts), protocol)
+    write_atomically(file, lambda new: torch.save((key, made), new))
+    return made
 
 
 def autocast(model: nn.Module) -> torch.autocast:
@@ -279,7 +301,17 @@ class Learner:
             optimizer = torch.optim.AdamW(self._trained, lr=setting.lr)
             method = GUARDS[setting.method](setting.knob)
             self.guard = Guard(self.model, optimizer, method, progress=False)
+            if device.type == "cuda":  # to compare with; a CPU has no time for it
+                for _ in range(2):  # the first one warms up
+                    self.seconds["one pass"] = timed(device, lambda: self._passed(answers))
             self.seconds["protect"] += timed(device, lambda: self.guard.protect(answers))
+
+    def _passed(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Forward and backward through batches, with what a step does with the gradients."""
+        for batch in batches:
+            self.model(**batch).loss.backward()
+        for parameter in self._trained:
+            parameter.grad = None
 
     def _chosen(self) -> list[nn.Parameter]:
         """The parameters that are trained."""
@@ -306,8 +338,8 @@ class Learner:
         parameters = [p for layer in body[first:] for p in layer.parameters() if p.dim() > 1]
         return [p.requires_grad_() for p in parameters]
 
-    def learn(self, task: Task, generator: torch.Generator) -> None:
-        """Train on a task, and remember it."""
+    def learn(self, task: Task, generator: torch.Generator, *, remembers: bool) -> None:
+        """Train on a task, and remember it if more will come."""
         device = self._trained[0].device
         optimizer = torch.optim.AdamW(self._trained, lr=self.setting.lr, weight_decay=0.0)
         if self.guard is not None:
@@ -327,7 +359,8 @@ class Learner:
             taken = timed(device, partial(self._step, optimizer, batch, place))
             self.step_seconds.append(taken)
             self.seconds["train"] += taken
-        if self.guard is None and self.setting.method not in ("replay", "distillation"):
+        rehearses = self.setting.method in ("replay", "distillation")
+        if not remembers or (self.guard is None and not rehearses):
             return
         some = order[: self._protocol.kept]
         kept = [
@@ -386,16 +419,16 @@ def run(setting: Setting, seed: int, world: World) -> tuple[dict[str, Any], Beha
     try:
         learner = Learner(setting, world)
         for task in world.tasks:
-            learner.learn(task, generator)
+            learner.learn(task, generator, remembers=task is not world.tasks[-1])
             for part, rows in losses.items():
                 rows.append(round(evaluated(learner.model, task, part)[0], 5))
         if device.type == "cuda":
             record["peak_bytes"] = torch.cuda.max_memory_allocated()
         learner.model.config.use_cache = True
-        found = {p: e.of(learner.model) for p, e in world.examinations.items()}
+        kl = world.examinations["validation"].divergences(learner.model)
+        test = world.examinations["test"].of(learner.model)
     except TrainingError as error:
         return record | {"error": str(error)}, None
-    test = found["test"]
     scores = [evaluated(learner.model, task, "test")[1] for task in world.tasks]
     record |= {
         "learned": losses,
@@ -405,7 +438,7 @@ def run(setting: Setting, seed: int, world: World) -> tuple[dict[str, Any], Beha
         },
         "accuracy": {t.name: s for t, s in zip(world.tasks, scores) if s is not None},
         "kl": {
-            "validation": round(found["validation"].mean_kl, 6),
+            "validation": round(statistics.mean(kl), 6),
             **{kind: round(kl, 6) for kind, kl in by_kind(test, world.kinds).items()},
         },
         "text_loss": round(test.text_loss, 5),
@@ -512,7 +545,7 @@ def table(record: Mapping[str, Any]) -> str:
                 shown([r["text_loss"] for r in some], 3),
                 shown([forgotten(r, "test") for r in some], 3),
                 f"{100 * statistics.mean(r['accuracy']['reviews'] for r in some):.0f}%",
-                shown([sum(r["seconds"].values()) for r in some], 0),
+                shown([r["seconds"]["train"] + r["seconds"]["protect"] for r in some], 0),
                 "" if some[0]["bytes"] is None else f"{some[0]['bytes'] / 1e6:.0f}",
             ]
         )
@@ -532,21 +565,24 @@ def write(file: Path, text: str) -> None:
     write_atomically(file, lambda new: new.write_text(text, "utf-8"))
 
 
-def page(base: Examination, folder: Path) -> ModelComparison:
+def page(around: World, folder: Path) -> ModelComparison:
     """All models whose answers are in the folder, as one comparison."""
     models, families = {}, {}
     for file in sorted(folder.glob("*.json")):
         stored = json.loads(file.read_text("utf-8"))
         models[stored["name"]] = Behaviour(**stored["behaviour"])
         families[stored["name"]] = stored["family"]
-    return base.compared(models, families)
+    found = around.examinations["test"].compared(models, families)
+    before = dict(zip((task.name for task in around.tasks), around.losses["test"]))
+    base, *_ = found.models
+    return replace(found, models={**found.models, base: replace(found.models[base], tasks=before)})
 
 
 def main() -> None:
     """Make the runs that are missing, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("packages", type=Path, help="folder with the downloaded packages")
-    parser.add_argument("--quick", action="store_true", help="few steps of the last six blocks")
+    parser.add_argument("--quick", action="store_true", help="few steps of the last two blocks")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--methods", help="comma-separated; all by default")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
@@ -563,14 +599,7 @@ def main() -> None:
     answers = Path("runs") / "keep" / kind
     answers.mkdir(parents=True, exist_ok=True)
 
-    base, tokenizer = pretrained(options.packages)
-    base = with_frozen(base.to(options.device).eval(), protocol.blocks)
-    most = {"train": protocol.steps * protocol.batch, "validation": protocol.held_out}
-    tasks = keep_data.tasks(
-        options.packages, tokenizer, protocol.length, {**most, "test": protocol.held_out}
-    )
-    prompts = keep_data.prompts(options.packages, protocol.prompts)
-    around = world(base, tokenizer, tasks, prompts, protocol)
+    around = prepared(options.packages, options.device, protocol, answers / "base.pt")
     before = around.examinations["test"].base
     how = {k: v for k, v in asdict(protocol).items() if k != "settings"}
     record: dict[str, Any] = {
@@ -580,8 +609,8 @@ def main() -> None:
             **around.losses,
             "text_loss": before.text_loss,
             "right": [sum(before.right), len(before.right)],
-            "accuracy": next(s for t in tasks if (s := evaluated(base, t, "test")[1]) is not None),
-            "tasks": [task.name for task in tasks],
+            "accuracy": around.accuracy,
+            "tasks": [task.name for task in around.tasks],
         },
         "runs": [],
     }
@@ -608,14 +637,14 @@ def main() -> None:
             flush=True,
         )
         if behaviour is not None and seed == protocol.seeds[0]:
-            of_end = dict(zip((task.name for task in tasks), found["losses"]["test"]))
+            of_end = dict(zip((task.name for task in around.tasks), found["losses"]["test"]))
             stored = asdict(behaviour) | {"tasks": of_end}
             known = {"name": setting.name, "family": setting.method, "behaviour": stored}
             write(answers / f"{setting.name}.json", json.dumps(known, ensure_ascii=False))
         if file is not None:
             write(file, as_text(record))
     print(table(record))
-    comparison = page(around.examinations["test"], answers)
+    comparison = page(around, answers)
     print(f"The page is {comparison.write(answers.parent / f'{kind}.html')}")
 
 

@@ -133,7 +133,7 @@ def prompts(folder: Path, each: int) -> Prompts:
         "test": {"chat": test, **{kind: some[:half] for kind, some in _BY_THE_WAY.items()}},
     }
     questions = {}
-    for name, capital, continent in islice(countries[2::3], each):
+    for name, capital, continent in islice(countries[2::3], each // 2):
         questions[f"What is the capital of {name}?"] = capital
         questions[f"On which continent is {name}?"] = continent
     texts = [text[:1500] for text in islice(topics.values(), max(2, each // 4))]

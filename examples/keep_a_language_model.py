@@ -44,7 +44,7 @@ def train(model, batches, answers=None) -> None:
     trained = [p.requires_grad_() for p in last if p.dim() > 1]
     optimizer = torch.optim.AdamW(trained, lr=LR)
     if answers is not None:
-        guard = forgetless.Guard(model, optimizer, forgetless.KronOGD())
+        guard = forgetless.Guard(model, optimizer)
         print(guard.estimate(answers))
         guard.protect(answers)
     for tokens in batches:
@@ -64,7 +64,8 @@ def main(folder: Path) -> None:
     batches = sequences[torch.randperm(len(sequences))[: STEPS * BATCH]].split(BATCH)
 
     asked = [*_prompts.prompts(0), *_prompts.capitals(0)]
-    answers = own_answers(base, tokenizer, asked, max_new_tokens=32, cache=folder)
+    size = {"max_new_tokens": 32, "batch_size": 32}
+    answers = own_answers(base, tokenizer, asked, **size, cache=folder)
     plain, guarded = copy.deepcopy(base), copy.deepcopy(base)
     train(plain, batches)
     train(guarded, batches, answers)
@@ -77,7 +78,7 @@ def main(folder: Path) -> None:
         texts=[text[:1500] for text in [*topics.values()][:8]],
         questions=_prompts.capitals(1),
         task=["\n".join(held_out)[:6000]],
-        max_new_tokens=32,
+        **size,
     )
     print(found.summary())
     print(f"The page is {found.write(folder / 'report.html')}")

@@ -1,4 +1,4 @@
-"""Check forecasts of forgetting against real training, on pairs of MNIST tasks.
+"""Check linearised forecasts of forgetting against real training, on pairs of MNIST tasks.
 
     python scripts/forecast_mnist.py run [--present] [--jobs 8] [--data DIR] [--out DIR]
     python scripts/forecast_mnist.py report [--out DIR]
@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from forgetless import SGD, Scenario, Task, fit, forecast, scenario
+from forgetless import SGD, Scenario, Task, fit, scenario
 from forgetless.launch.runs import resolve
 from forgetless.support.provenance import versions
-from forgetless.theory import TRUSTED, true_class
+from forgetless.theory import TRUSTED, linearised_forecast, true_class
 from forgetless.training.models import ModelFactory
 
 # All tasks; but eight of the permutations, which are all alike.
@@ -110,8 +110,8 @@ def source_pairs(
             "warm_up": warm_up,
         }
         onto = samples(tasks.task(target, [SEED]), "train")
-        full = forecast(model, (inputs, labels), onto, **options)
-        quick = forecast(model, (inputs, labels), onto, quick=True, **options)
+        full = linearised_forecast(model, (inputs, labels), onto, **options)
+        quick = linearised_forecast(model, (inputs, labels), onto, quick=True, **options)
         after = make()
         after.load_state_dict(learn(target, model))
         with torch.no_grad():
@@ -265,7 +265,10 @@ def report(arguments: argparse.Namespace) -> None:
     codes = ", ".join(sorted({maker["code"] for maker in makers}))
     torches = ", ".join(sorted({maker["torch"] for maker in makers}))
     lines = [
-        "# Forecast against measurement",
+        "# Linearised forecast against measurement",
+        "",
+        "[The dry run](dry-run.md), which `forgetless forecast` makes by default, has tables of its "
+        "own.",
         "",
         "Made by `scripts/forecast_mnist.py`: every ordered pair of tasks of a benchmark (of",
         "Permuted MNIST, whose tasks are all alike, of the first eight), the",

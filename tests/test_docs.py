@@ -37,6 +37,7 @@ OF_COMMANDS = [
     "--log",
     "--json",
     "--analyse",
+    "--linearised",
     "--from",
     "--set",
     "--engine",

@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
         TrainingError,
     )
     from forgetless.tangent import tangent_features
-    from forgetless.theory import Forecast, forecast
     from forgetless.trace import Trace, load_trace
     from forgetless.trace.trace import (
         average_accuracy,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports at run time
         forward_transfer,
     )
     from forgetless.training.fit import fit
+    from forgetless.training.forecasting import Forecast, forecast
     from forgetless.training.settings import Progress, Training
 
 __all__ = [
@@ -122,10 +122,10 @@ _MODULES = {
     "subspace": "Storage",
     "support.validation": "ConfigError DataError ForgetlessError TraceError TrainingError",
     "tangent": "tangent_features",
-    "theory": "Forecast forecast",
     "trace": "Trace load_trace",
     "trace.trace": "average_accuracy backward_transfer forgetting forward_transfer",
     "training.fit": "fit",
+    "training.forecasting": "Forecast forecast",
     "training.settings": "Progress Training",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from forgetless import Forecast, load_trace
+from forgetless import load_trace
 from forgetless.cli import main
+from forgetless.theory import Effect
 from tests.conftest import forgetless
 
+LINEAR = ("--linearised", "--components")
 QUICK = ["--tasks", "2", "--epochs", "2", "--train-per-class", "10"]
 
 
@@ -26,11 +28,29 @@ def trained(tmp_path_factory):
 
 
 def test_a_table_for_people(trained, capsys):
-    run = ["forecast", trained / "rotated", "--components", "3,8"]
+    run = ["forecast", trained / "rotated", *LINEAR, "3,8"]
     status, out, _ = forgetless(run, capsys)
     assert status == 0
     for word in ("plain SGD", "PCA-OGD, 3 directions", "PCA-OGD, 8 directions", "on 15°", "Trust"):
         assert word in out
+
+
+def test_a_dry_run_by_default(trained, capsys):
+    run = ["forecast", trained / "rotated", "--seed", "6", "--target", "5"]
+    status, out, _ = forgetless(run, capsys)
+    assert status == 0
+    for word in ("now", "SGD", "on 60°", "Classes most at risk", "steps at 1 times"):
+        assert word in out
+    status, out, _ = forgetless([*run, "--method", "ogd", "--epochs", "3", "--json"], capsys)
+    assert status == 0
+    result = json.loads(out)
+    named = {k: result[k] for k in ("scenario", "source", "target", "seed", "method")}
+    assert named == {
+        "scenario": "rotated-digits", "source": 1, "target": 5, "seed": 6, "method": "ogd",
+    }  # fmt: skip
+    accuracy = load_trace(trained / "rotated").accuracy[1, 0, 0]
+    assert result["now"]["source_accuracy"] == pytest.approx(accuracy)
+    assert (result["rate"], result["of"]) == (1, 3 * -(-100 // 32))
 
 
 @pytest.mark.parametrize(
@@ -43,26 +63,39 @@ def test_a_table_for_people(trained, capsys):
 )
 def test_only_classes_that_lose_are_in_danger(changes, words, trained, capsys, monkeypatch):
     shares = {label: (80.0, 80.0 + change) for label, change in enumerate(changes)}
-    monkeypatch.setattr(Forecast, "by_class", lambda self: shares)
-    status, out, _ = forgetless(
-        ["forecast", trained / "rotated", "--components", "", "--quick"], capsys
-    )
+    monkeypatch.setattr(Effect, "by_class", lambda self: shares)
+    status, out, _ = forgetless(["forecast", trained / "rotated", *LINEAR, "", "--quick"], capsys)
     assert status == 0
     assert f"Classes most at risk under plain SGD: {words}\n" in out
 
 
 def test_a_forecast_that_blows_up_is_json_too(trained, capsys):
-    run = ["forecast", trained / "rotated", "--components", "4", "--lr", "1e30", "--json"]
+    run = [
+        "forecast",
+        trained / "rotated",
+        "--linearised",
+        "--components",
+        "4",
+        "--lr",
+        "1e30",
+        "--json",
+    ]
     status, out, _ = forgetless(run, capsys)
     assert status == 0
     result = json.loads(out)
     assert result["trust"] == 0
-    assert result["plain"]["source_loss"] is None
+    assert result["after"]["source_loss"] is None
+
+
+def test_training_that_diverges_is_said_to(trained, capsys):
+    status, _, err = forgetless(["forecast", trained / "rotated", "--lr", "1e30"], capsys)
+    assert status == 1
+    assert "NaN or infinite by step" in err
 
 
 def test_json_for_programs(trained, capsys):
     run = ["forecast", trained / "rotated", "--seed", "6", "--source", "2", "--target", "5"]
-    status, out, _ = forgetless([*run, "--components", "4", "--quick", "--json"], capsys)
+    status, out, _ = forgetless([*run, *LINEAR, "4", "--quick", "--json"], capsys)
     assert status == 0
     result = json.loads(out)
     named = {k: result[k] for k in ("scenario", "source", "target", "seed")}
@@ -74,13 +107,20 @@ def test_json_for_programs(trained, capsys):
 
 
 def test_heads_and_checkpoints(trained, capsys):
-    status, out, _ = forgetless(
-        ["forecast", trained / "split", "--components", "", "--json"], capsys
-    )
+    status, out, _ = forgetless(["forecast", trained / "split", *LINEAR, "", "--json"], capsys)
     assert status == 0
     assert json.loads(out)["protected"] == []
     weights = trained / "rotated" / "seed-4" / "task-01.safetensors"
-    run = ["forecast", "rotated-digits", "--checkpoint", weights, "--components", "", "--json"]
+    run = [
+        "forecast",
+        "rotated-digits",
+        "--checkpoint",
+        weights,
+        "--linearised",
+        "--components",
+        "",
+        "--json",
+    ]
     status, out, _ = forgetless([*run, "--epochs", "1"], capsys)
     assert status == 0
     accuracy = load_trace(trained / "rotated").accuracy[0, 0, 0]
@@ -91,7 +131,15 @@ def test_a_run_with_a_budget_can_be_forecast(tmp_path, capsys):
     run = ["run", "rotated-digits", "--method", "ogd", "--budget", "auto", *QUICK, "--json"]
     assert forgetless([*run, "--out", tmp_path / "run"], capsys)[0] == 0
     assert "storage" in load_trace(tmp_path / "run").outcome
-    command = ["forecast", tmp_path / "run", "--components", "", "--quick", "--json"]
+    command = [
+        "forecast",
+        tmp_path / "run",
+        "--linearised",
+        "--components",
+        "",
+        "--quick",
+        "--json",
+    ]
     assert forgetless(command, capsys)[0] == 0
 
 
@@ -101,12 +149,21 @@ def test_what_a_run_left_unprotected_is_not_protected_in_its_forecast(tmp_path, 
     for free in ([], ["--unprotected", "body"]):
         folder = tmp_path / f"run {len(free)}"
         assert forgetless([*run, folder, *free], capsys)[0] == 0
-        command = ["forecast", folder, "--components", "20", "--lr", "0.3", "--json"]
+        command = [
+            "forecast",
+            folder,
+            "--linearised",
+            "--components",
+            "20",
+            "--lr",
+            "0.3",
+            "--json",
+        ]
         status, out, _ = forgetless(command, capsys)
         assert status == 0
         found.append(json.loads(out))
     # Both are the same network after the first task; with less protected, more moves.
-    assert found[0]["plain"] == found[1]["plain"]
+    assert found[0]["after"] == found[1]["after"]
     losses = [one["protected"][0]["target_loss"] for one in found]
     assert losses[1] < losses[0]
 
@@ -118,7 +175,7 @@ def test_what_a_run_froze_is_frozen_in_its_forecast(tmp_path, capsys):
         folder = tmp_path / f"run {len(frozen)}"
         run = ["run", "rotated-digits", "--method", "sgd", *QUICK, *frozen, "--json", "--out"]
         assert forgetless([*run, folder], capsys)[0] == 0
-        command = ["forecast", folder, "--components", "", "--lr", "0.3", "--json"]
+        command = ["forecast", folder, *LINEAR, "", "--lr", "0.3", "--json"]
         status, out, _ = forgetless(command, capsys)
         assert status == 0
         trust[bool(frozen)] = json.loads(out)["trust"]
@@ -134,7 +191,9 @@ def test_what_a_run_froze_is_frozen_in_its_forecast(tmp_path, capsys):
         (["RUN/rotated", "--target", "1"], "another task than --source"),
         (["RUN/rotated", "--target", "0"], "--target must be a task, from 1 on, not 0"),
         (["RUN/rotated", "--seed", "5"], "--seed must be one of 4, 6"),
-        (["RUN/rotated", "--components", "many"], "--components must be counts"),
+        (["RUN/rotated", *LINEAR, "many"], "--components must be counts"),
+        (["RUN/rotated", "--components", "5"], "--components is an option of --linearised"),
+        (["RUN/rotated", "--quick"], "--quick is an option of --linearised"),
         (["RUN/rotated", "--lr", "-1"], "lr must be a positive number"),
         (["RUN/split", "--target", "3"], "the run has 2 tasks"),
         (["RUN/split", "--source", "2"], "--target must be from 1 to 2, not 3"),
@@ -184,7 +243,17 @@ class Slow(Method):
 def test_other_methods_and_ones_own(trained, tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(MINE, "utf-8")
-    run = ["forecast", trained / "rotated", "--components", "", "--source", "2", "--target", "3"]
+    run = [
+        "forecast",
+        trained / "rotated",
+        "--linearised",
+        "--components",
+        "",
+        "--source",
+        "2",
+        "--target",
+        "3",
+    ]
     results = {}
     for name, options in {
         "slow": ["--method", f"{file}:Slow", "--set", "share=0.5"],
@@ -196,10 +265,10 @@ def test_other_methods_and_ones_own(trained, tmp_path, capsys):
         assert status == 0
         results[name] = json.loads(out)
     slow = results["slow"]["methods"]["slow"]["source_loss"]
-    assert slow == pytest.approx(results["half"]["plain"]["source_loss"], rel=1e-4)
-    assert slow != pytest.approx(results["full"]["plain"]["source_loss"], rel=1e-3)
+    assert slow == pytest.approx(results["half"]["after"]["source_loss"], rel=1e-4)
+    assert slow != pytest.approx(results["full"]["after"]["source_loss"], rel=1e-3)
     found = results["OGD"]
-    states = (found["now"], found["plain"], found["methods"]["OGD"])
+    states = (found["now"], found["after"], found["methods"]["OGD"])
     now, plain, ogd = (state["source_loss"] for state in states)
     assert abs(ogd - now) < 0.5 * abs(plain - now)  # protected, the source moves less
     status, out, _ = forgetless([*run, "--method", "ogd"], capsys)
@@ -217,10 +286,10 @@ def test_a_run_of_other_training_asks_for_the_learning_rate_of_sgd(name, value, 
     run = ["run", "rotated-digits", "--method", "sgd", *QUICK, f"--{name}", value, "--json"]
     model = ["--model", "lenet"] if name == "augmentation" else []
     assert forgetless([*run, *model, "--out", tmp_path / "run"], capsys)[0] == 0
-    command = ["forecast", tmp_path / "run", "--components", "", "--json"]
+    command = ["forecast", tmp_path / "run", *LINEAR, "", "--json"]
     status, _, err = forgetless(command, capsys)
     assert status == 2
-    assert "choose the learning rate of SGD with --lr" in err
+    assert "choose the learning rate of SGD with --lr, or leave out --linearised" in err
     status, _, err = forgetless([*command, "--lr", "0.01"], capsys)
     assert status == 0
     assert f"the run was trained with {name} {value}\n" in err

@@ -14,6 +14,8 @@ from forgetless.support import plugins
 from tests.conftest import forgetless
 from tests.launch.engines.problems import assert_alike
 
+LINEAR = ("--linearised", "--components")
+
 SOURCE = '''
 from dataclasses import dataclass
 from typing import ClassVar
@@ -198,7 +200,16 @@ def test_they_show_in_the_report_and_the_forecast(folder, capsys):
     (folder / "both.py").write_text(
         "from my_file import *\ndef both(): return make_tasks(2), Net(6, 3)"
     )
-    forecast = ["forecast", "a/shrink", "--from", "both.py:both", "--components", "", "--json"]
+    forecast = [
+        "forecast",
+        "a/shrink",
+        "--from",
+        "both.py:both",
+        "--linearised",
+        "--components",
+        "",
+        "--json",
+    ]
     status, out, err = forgetless([*forecast, "--quick"], capsys)
     assert status == 0, err
     assert json.loads(out)["scenario"] == "make_tasks"
@@ -222,7 +233,7 @@ def test_a_package_is_listed_and_used_by_name(installed, folder, capsys):
     config = load_trace(folder / "a" / "shrink").config
     assert config.items() >= {"scenario": "clouds", "model": "net", "threshold": 0.5}.items()
     # What is installed is made again from a trace, without --from.
-    forecast = ["forecast", "a/shrink", "--components", "", "--quick", "--json"]
+    forecast = ["forecast", "a/shrink", *LINEAR, "", "--quick", "--json"]
     assert forgetless(forecast, capsys)[0] == 0
 
 

@@ -61,12 +61,16 @@ def guarded(model=None, optimizer=None, method=None, data=None, **options):
     return model, made, guard
 
 
-def train(model, optimizer, data, steps: int = 1, batch: int = 10, seed: int = 0) -> None:
-    """The user's own loop."""
+def train(
+    model, optimizer, data, steps: int = 1, batch: int = 10, seed: int = 0, guard=None
+) -> None:
+    """The user's own loop; the guard, if given, sees the batches if its method needs them."""
     x, y = data
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         index = torch.randint(len(x), (batch,), generator=generator)
+        if guard is not None and guard.method.needs_batch:
+            guard.observe((x[index], y[index]))
         optimizer.zero_grad()
         cross_entropy(model(x[index]), y[index]).backward()
         optimizer.step()

@@ -8,7 +8,8 @@ import torch
 from torch import nn, optim
 
 import forgetless
-from forgetless import AGEM, EWC, GEMNT, OGD, PCAOGD, ConfigError, Guard, forecast, tangent_features
+from forgetless import AGEM, EWC, GEMNT, OGD, PCAOGD, ConfigError, Guard, tangent_features
+from forgetless.theory import linearised_forecast
 
 from ..tangent import networks as net
 from ..tangent.reference import built, integers, random
@@ -310,7 +311,7 @@ def test_a_model_of_two_precisions_is_refused():
     with pytest.raises(ConfigError, match=message):
         tangent_features(model, x, y)
     with pytest.raises(ConfigError, match=message):
-        forecast(model, (x, y), (x, y), lr=0.1)
+        linearised_forecast(model, (x, y), (x, y), lr=0.1)
 
 
 def test_inputs_of_another_precision_than_a_layers_are_said_to_be_why():

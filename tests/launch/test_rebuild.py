@@ -12,6 +12,8 @@ from forgetless.support.validation import ForgetlessWarning
 from tests.conftest import blobs
 from tests.conftest import forgetless as command
 
+LINEAR = ("--linearised", "--components")
+
 QUICK = Training(lr=0.05, epochs=1, batch_size=8)
 SCRIPT = """
 from torch import nn
@@ -62,7 +64,15 @@ def test_readmes_own_example_is_analysed_and_forecast(tmp_path, capsys):
     trace = fit(tasks, method, seeds=2, training=training, out=tmp_path / "run")
     found = analyse(trace, samples=20)
     assert (found.learned, found.projected, len(found.forecast)) == (3, True, 2)
-    forecast = ["forecast", tmp_path / "run", "--components", "", "--quick", "--json"]
+    forecast = [
+        "forecast",
+        tmp_path / "run",
+        "--linearised",
+        "--components",
+        "",
+        "--quick",
+        "--json",
+    ]
     assert command(forecast, capsys)[0] == 0
     status, out, _ = command(["report", tmp_path / "run", "--analyse"], capsys)
     assert status == 0
@@ -112,7 +122,7 @@ def test_a_wrong_model_leaves_no_analysis_and_no_forecast(own, capsys, tmp_path)
     text = SCRIPT.replace("ReLU()", "Softsign()")
     (tmp_path / "wrong.py").write_text(text)
     given = ["--from", f"{tmp_path}/wrong.py:make"]
-    status, out, err = command(["forecast", own.path, "--components", "2", *given], capsys)
+    status, out, err = command(["forecast", own.path, *LINEAR, "2", *given], capsys)
     assert (status, out) == (2, "")
     assert "is not the one that" in err
     page = ["report", own.path, "--analyse", "--out", tmp_path / "report.html"]
@@ -124,7 +134,7 @@ def test_a_wrong_model_leaves_no_analysis_and_no_forecast(own, capsys, tmp_path)
 
 
 def test_the_command_takes_them_from_a_script(own, script, capsys, tmp_path):
-    forecast = ["forecast", own.path, "--components", "2", "--quick", "--json"]
+    forecast = ["forecast", own.path, *LINEAR, "2", "--quick", "--json"]
     status, _, err = command(forecast, capsys)
     assert (status, err.count("\n")) == (2, 1)
     assert "--from SCRIPT.py:FUNCTION, that returns tasks and model" in err

@@ -17,10 +17,10 @@ from forgetless import (
     TensorScenario,
     Training,
     fit,
-    forecast,
 )
 from forgetless.launch.rebuild import method_step, projections, rebuild, samples_of
 from forgetless.subspace import DENSE, DenseSubspace, KroneckerSubspace
+from forgetless.theory import linearised_forecast
 from tests.conftest import blobs
 
 # Whole tasks are one batch and all samples are stored: nothing depends on a random choice.
@@ -60,7 +60,7 @@ def test_a_linear_networks_last_task_is_forecast_exactly(method):
     network = made.network(trace.weights(3, 1))
     known, coming = tasks.task(0, [3]).test, tasks.task(2, [3]).train
     step = method_step(made, method, trace, seed=3, learned=2)
-    found = forecast(
+    found = linearised_forecast(
         network, samples_of(known), samples_of(coming), lr=training.lr, epochs=training.epochs,
         batch_size=N, methods={"mine": step},
     )  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_linear_networks_last_task_is_forecast_exactly(method):
     expected = after(samples_of(known)[0].double()).detach()
     torch.testing.assert_close(found.methods["mine"].outputs, expected, rtol=0, atol=1e-9)
     if method.protects:
-        assert (found.plain.outputs - expected).abs().max() > 1e-3
+        assert (found.after.outputs - expected).abs().max() > 1e-3
 
 
 def test_steps_that_a_method_takes_by_the_batch_cannot_be_forecast():

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import forgetless
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, Joint, Training, fit
 from forgetless.tangent.evaluation import call_with
-from forgetless.theory import model_drift
+from forgetless.theory import linearised_forecast, model_drift
 from tests.conftest import blobs
 
 REENTRANT = [None, False, True]  # None: nothing is checkpointed
@@ -162,7 +162,7 @@ def test_features_and_forecast_of_a_layer_under_two_names():
     for row, output in zip(phi, model(x.double()).gather(1, y[:, None]), strict=True):
         expected = torch.autograd.grad(output.sum(), list(model.parameters()), retain_graph=True)
         torch.testing.assert_close(row, parameters_to_vector(expected))
-    found = forgetless.forecast(model, (x.double(), y), (x.double() + 1, y), lr=0.1, components=3)
+    found = linearised_forecast(model, (x.double(), y), (x.double() + 1, y), lr=0.1, components=3)
     assert found.protected[0].components == 3
     state = {name: value + 0.1 for name, value in model.state_dict().items()}
     other = twice(torch.float64)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev
 
-from forgetless import PCAOGD, SGD, ConfigError, DataError, TensorScenario, Training, fit, forecast
-from forgetless.theory import TangentModel
+from forgetless import PCAOGD, SGD, ConfigError, DataError, TensorScenario, Training, fit
+from forgetless.theory import TangentModel, linearised_forecast
 from forgetless.theory.forecasting import margins
 from forgetless.theory.linearised import (
     SGDRun,
@@ -94,7 +94,7 @@ def test_a_linear_networks_linearisation_is_the_network():
     course = SGDRun(x, y, loss, BATCHES, 0.1, max(map(len, BATCHES)))
     linear, real = train_linearised(tangent, course), train_network(tangent, course)
     torch.testing.assert_close(linear, real)
-    result = forecast(network(linear=True), (inputs, labels), (x, y), lr=0.1, epochs=3)
+    result = linearised_forecast(network(linear=True), (inputs, labels), (x, y), lr=0.1, epochs=3)
     assert result.trust == pytest.approx(1, abs=1e-9)
 
 
@@ -102,13 +102,13 @@ def test_a_linear_network_is_forecast_exactly():
     """Against `fit`, which trains for real: one batch a step, so that both see the same."""
     (inputs, labels), (x, y) = tasks()
     model = network(linear=True)
-    result = forecast(model, (inputs, labels), (x, y), lr=0.1, epochs=4, batch_size=100)
+    result = linearised_forecast(model, (inputs, labels), (x, y), lr=0.1, epochs=4, batch_size=100)
     training = Training(lr=0.1, epochs=4, batch_size=100, dtype="float64")
     trace = fit(TensorScenario([((x, y), (inputs, labels))]), SGD(), model, training=training)
-    assert result.plain.source_accuracy == pytest.approx(trace.accuracy[0, 0, 0])
+    assert result.after.source_accuracy == pytest.approx(trace.accuracy[0, 0, 0])
     weights = trace.weights(0, 0)
     outputs = inputs @ weights["weight"].T + weights["bias"]
-    torch.testing.assert_close(result.plain.outputs, outputs)
+    torch.testing.assert_close(result.after.outputs, outputs)
     assert result.steps == 4
 
 
@@ -116,7 +116,7 @@ def test_protecting_every_direction_of_the_source_holds_it_still():
     (inputs, labels), target = tasks()
     few = inputs[:4], labels[:4]
     options = {"lr": 0.1, "epochs": 3, "warm_up": False}  # exact only where all is linear
-    result = forecast(network(), few, target, components=(1, 4), **options)
+    result = linearised_forecast(network(), few, target, components=(1, 4), **options)
     true = few[1].unsqueeze(1)
     moved = [(o.outputs - result.now.outputs).gather(1, true).abs().max() for o in result.protected]
     assert moved[1] < 1e-10 < moved[0]
@@ -134,7 +134,8 @@ def test_a_warm_up_comes_closer_to_real_training():
     real = trained(inputs).detach()
     missed = [
         (
-            forecast(model, (inputs, labels), (x, y), warm_up=w, **options).plain.outputs - real
+            linearised_forecast(model, (inputs, labels), (x, y), warm_up=w, **options).after.outputs
+            - real
         ).norm()
         for w in (True, False)
     ]
@@ -156,8 +157,8 @@ def test_a_basis_is_avoided():
     model = network()
     size = TangentModel(model).size
     everything = torch.eye(size, dtype=torch.float64)
-    result = forecast(model, source, target, lr=0.1, basis=everything, components=(2,))
-    torch.testing.assert_close(result.plain.outputs, result.now.outputs)
+    result = linearised_forecast(model, source, target, lr=0.1, basis=everything, components=(2,))
+    torch.testing.assert_close(result.after.outputs, result.now.outputs)
     torch.testing.assert_close(result.protected[0].outputs, result.now.outputs)
 
 
@@ -174,23 +175,27 @@ def test_methods_of_ones_own_are_forecast_by_what_they_do_to_a_step():
     }
     options = {"epochs": 8, "batch_size": 12}
     for warm_up in (True, False):
-        found = forecast(model, source, target, lr=0.1, methods=methods, warm_up=warm_up, **options)
-        by_rows = forecast(model, source, target, lr=0.1, basis=rows, warm_up=warm_up, **options)
-        by_function = forecast(
+        found = linearised_forecast(
+            model, source, target, lr=0.1, methods=methods, warm_up=warm_up, **options
+        )
+        by_rows = linearised_forecast(
+            model, source, target, lr=0.1, basis=rows, warm_up=warm_up, **options
+        )
+        by_function = linearised_forecast(
             model, source, target, lr=0.1, basis=lambda g: g - g @ rows.T @ rows, warm_up=warm_up,
             **options,
         )  # fmt: skip
-        torch.testing.assert_close(by_function.plain.outputs, by_rows.plain.outputs)
+        torch.testing.assert_close(by_function.after.outputs, by_rows.after.outputs)
         assert by_function.trust == pytest.approx(by_rows.trust)
-        halved = forecast(model, source, target, lr=0.05, warm_up=warm_up, **options)
+        halved = linearised_forecast(model, source, target, lr=0.05, warm_up=warm_up, **options)
         assert list(found.summary()["methods"]) == list(methods)
         for name, expected in (
-            ("projection", by_rows.plain), ("half", halved.plain), ("none", found.plain),
+            ("projection", by_rows.after), ("half", halved.after), ("none", found.after),
         ):  # fmt: skip
             torch.testing.assert_close(
                 found.methods[name].outputs, expected.outputs, rtol=1e-8, atol=1e-10
             )
-        assert (found.methods["projection"].outputs - found.plain.outputs).abs().max() > 1e-6
+        assert (found.methods["projection"].outputs - found.after.outputs).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -199,21 +204,23 @@ def test_a_basis_of_any_precision_and_with_rows_of_zeros(dtype):
     model = network()
     size = TangentModel(model).size
     rows = torch.linalg.qr(torch.randn(size, 5, dtype=torch.float64))[0].T.to(dtype)
-    expected = forecast(model, source, target, lr=0.1, basis=rows.double())
+    expected = linearised_forecast(model, source, target, lr=0.1, basis=rows.double())
     padded = torch.cat([rows[:2], torch.zeros(2, size, dtype=dtype), rows[2:]]).requires_grad_()
-    result = forecast(model, source, target, lr=0.1, basis=padded)
-    torch.testing.assert_close(result.plain.outputs, expected.plain.outputs)
-    assert not result.plain.outputs.requires_grad
-    none = forecast(model, source, target, lr=0.1, basis=rows[:0])
-    plain = forecast(model, source, target, lr=0.1)
-    torch.testing.assert_close(none.plain.outputs, plain.plain.outputs)
+    result = linearised_forecast(model, source, target, lr=0.1, basis=padded)
+    torch.testing.assert_close(result.after.outputs, expected.after.outputs)
+    assert not result.after.outputs.requires_grad
+    none = linearised_forecast(model, source, target, lr=0.1, basis=rows[:0])
+    plain = linearised_forecast(model, source, target, lr=0.1)
+    torch.testing.assert_close(none.after.outputs, plain.after.outputs)
 
 
 def test_no_more_directions_are_reported_than_there_were():
     (inputs, labels), target = tasks()
     few = inputs[:4], labels[:4]
     told = []
-    result = forecast(network(), few, target, lr=0.1, components=(2, 100), on_stage=told.append)
+    result = linearised_forecast(
+        network(), few, target, lr=0.1, components=(2, 100), on_stage=told.append
+    )
     assert [o.components for o in result.protected] == [2, 4]
     assert "the same with 4 directions protected" in told
 
@@ -221,14 +228,16 @@ def test_no_more_directions_are_reported_than_there_were():
 def test_the_network_is_left_as_it_was():
     model = network().train()
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    forecast(model, *tasks(), lr=0.1, components=(3,))
+    linearised_forecast(model, *tasks(), lr=0.1, components=(3,))
     assert model.training
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
 
 
 def test_trust_falls_where_the_network_bends():
     """The larger the steps, the less the first of them are linear."""
-    trust = [forecast(network(), *tasks(), lr=lr, epochs=4).trust for lr in (1e-4, 0.1, 3.0)]
+    trust = [
+        linearised_forecast(network(), *tasks(), lr=lr, epochs=4).trust for lr in (1e-4, 0.1, 3.0)
+    ]
     assert trust[0] > 0.99
     assert trust[0] > trust[1] > trust[2]
 
@@ -236,7 +245,7 @@ def test_trust_falls_where_the_network_bends():
 def test_overlap_is_that_of_the_dense_features():
     (inputs, labels), (x, y) = tasks()
     model = network()
-    result = forecast(model, (inputs, labels), (x, y), lr=0.1, overlap_samples=4000)
+    result = linearised_forecast(model, (inputs, labels), (x, y), lr=0.1, overlap_samples=4000)
     spaces = []
     for samples, classes in ((inputs, labels), (x, y)):
         rows = jacobian(model, samples)[torch.arange(len(samples)), classes]
@@ -249,13 +258,13 @@ def test_overlap_is_that_of_the_dense_features():
 
 def test_who_is_in_danger():
     (inputs, labels), target = tasks()
-    result = forecast(network(), (inputs, labels), target, lr=0.5, epochs=10)
-    now, then = (o.argmax(1) == labels for o in (result.now.outputs, result.plain.outputs))
+    result = linearised_forecast(network(), (inputs, labels), target, lr=0.5, epochs=10)
+    now, then = (o.argmax(1) == labels for o in (result.now.outputs, result.after.outputs))
     lost = set(torch.nonzero(now & ~then).flatten().tolist())
     assert lost
     assert set(result.endangered(100).tolist()) == lost
     worst = int(result.endangered(1))
-    margin = margins(result.plain.outputs, labels, range(3))
+    margin = margins(result.after.outputs, labels, range(3))
     assert margin[worst] == min(margin[list(lost)])
     shares = result.by_class()
     assert set(shares) == {0, 1, 2}
@@ -270,13 +279,13 @@ def test_quick_says_the_same_with_fewer_steps():
     source = inputs.repeat(100, 1), labels.repeat(100)
     target = x.repeat(20, 1), y.repeat(20)
     options = {"lr": 0.002, "epochs": 2, "batch_size": 4}
-    full = forecast(network(), source, target, **options)
-    quick = forecast(network(), source, target, quick=True, **options)
+    full = linearised_forecast(network(), source, target, **options)
+    quick = linearised_forecast(network(), source, target, quick=True, **options)
     assert len(quick.labels) == len(quick.index) == 2000
     assert torch.equal(quick.labels, source[1][quick.index])
-    chosen = full.plain.outputs[quick.index]
+    chosen = full.after.outputs[quick.index]
     moved = (chosen - full.now.outputs[quick.index]).norm()
-    assert (quick.plain.outputs - chosen).norm() < 0.05 * moved
+    assert (quick.after.outputs - chosen).norm() < 0.05 * moved
     assert quick.seconds < full.seconds
     assert set(quick.endangered(50).tolist()) <= set(quick.index.tolist())
 
@@ -288,10 +297,10 @@ def test_heads_are_told_apart():
         torch.manual_seed(0)
         model = nn.Linear(6, 6).double()
     heads = {"source_classes": range(3), "target_classes": range(3, 6)}
-    result = forecast(model, (inputs, labels), (x, y + 3), lr=0.1, epochs=3, **heads)
+    result = linearised_forecast(model, (inputs, labels), (x, y + 3), lr=0.1, epochs=3, **heads)
     # A linear layer's heads share nothing: the source's outputs cannot move.
-    torch.testing.assert_close(result.plain.outputs[:, :3], result.now.outputs[:, :3])
-    assert result.plain.target_accuracy > result.now.target_accuracy
+    torch.testing.assert_close(result.after.outputs[:, :3], result.now.outputs[:, :3])
+    assert result.after.target_accuracy > result.now.target_accuracy
 
 
 def test_heads_that_pca_ogd_leaves_alone_are_no_part_of_its_directions():
@@ -321,7 +330,9 @@ def test_heads_that_pca_ogd_leaves_alone_are_no_part_of_its_directions():
         moved = (after(x) - before(x))[:, :3]
     errors = []
     for exclude in (["2."], ()):
-        result = forecast(before, (x, y), (x2, y2), exclude=exclude, **arguments, **classes)
+        result = linearised_forecast(
+            before, (x, y), (x2, y2), exclude=exclude, **arguments, **classes
+        )
         change = result.protected[0].outputs - result.now.outputs
         errors.append(float((change[:, :3] - moved).norm() / moved.norm()))
     assert errors[0] < 1e-10 < 1e-2 < errors[1]
@@ -330,9 +341,9 @@ def test_heads_that_pca_ogd_leaves_alone_are_no_part_of_its_directions():
 def test_one_number_of_components_and_inputs_of_another_precision():
     source, target = tasks()
     model = network()
-    expected = forecast(model, source, target, lr=0.1, components=[3])
+    expected = linearised_forecast(model, source, target, lr=0.1, components=[3])
     single = [(inputs.float(), labels) for inputs, labels in (source, target)]
-    found = forecast(model, *single, lr=0.1, components=3)
+    found = linearised_forecast(model, *single, lr=0.1, components=3)
     assert [o.components for o in found.protected] == [3]
     torch.testing.assert_close(found.change, expected.change, atol=1e-5, rtol=1e-5)
 
@@ -342,15 +353,15 @@ def test_regression_with_a_loss_of_ones_own():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     source, target = (inputs, inputs[:, :1]), (x, x[:, 1:2])
     loss = nn.functional.mse_loss
-    result = forecast(model, source, target, lr=0.05, epochs=20, loss=loss)
+    result = linearised_forecast(model, source, target, lr=0.05, epochs=20, loss=loss)
     assert result.now.source_accuracy is result.accuracy_change is None
-    assert result.plain.target_loss < result.now.target_loss
+    assert result.after.target_loss < result.now.target_loss
     assert result.summary()["endangered"] == []
     for ask in (result.endangered, result.by_class):
         with pytest.raises(ConfigError, match="numbers, not classes"):
             ask()
     # With all directions of its outputs protected, the source cannot move.
-    held = forecast(
+    held = linearised_forecast(
         model, source, target, lr=0.05, loss=loss, components=len(inputs), warm_up=False
     ).protected[0]
     torch.testing.assert_close(held.outputs, result.now.outputs, atol=1e-9, rtol=1e-9)
@@ -409,7 +420,7 @@ def test_bad_input_is_one_clear_error(change, message):
     source, target = tasks()
     arguments = {"model": network(), "source": source, "target": target, "lr": 0.1} | change
     with pytest.raises((ConfigError, DataError), match=message):
-        forecast(**arguments)
+        linearised_forecast(**arguments)
 
 
 class Reluctant(nn.Linear):
@@ -422,7 +433,7 @@ class Reluctant(nn.Linear):
 def test_an_error_without_a_message_is_named_by_its_kind():
     source, target = tasks()
     with pytest.raises(ConfigError, match=r"the source, of shape .*: ValueError"):
-        forecast(Reluctant(6, 3), source, target, lr=0.1)
+        linearised_forecast(Reluctant(6, 3), source, target, lr=0.1)
 
 
 @pytest.mark.parametrize(("m", "size"), [(300, 32), (40, 32), (30, 32), (100, 100)])
@@ -432,7 +443,7 @@ def test_a_quick_forecast_takes_as_many_steps_together(m, size):
     model = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 4)).double()
     known, new = ((torch.randn(n, 20).double(), torch.randint(4, (n,))) for n in (200, m))
     found = [
-        forecast(model, known, new, lr=0.001, epochs=5, batch_size=size, quick=quick)
+        linearised_forecast(model, known, new, lr=0.001, epochs=5, batch_size=size, quick=quick)
         for quick in (False, True)
     ]
     whole, quick = (float(f.change.norm()) for f in found)
@@ -444,6 +455,6 @@ def test_a_forecast_that_blows_up_is_not_to_be_trusted(lr):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 4))
     known, new = ((torch.randn(n, 20), torch.randint(4, (n,))) for n in (200, 1000))
-    found = forecast(model, known, new, lr=lr)
+    found = linearised_forecast(model, known, new, lr=lr)
     assert found.trust == 0
     assert not found.trusted

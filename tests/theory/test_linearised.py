@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrizations
 
-from forgetless import ConfigError, forecast
-from forgetless.theory import TangentModel, linearised
+from forgetless import ConfigError
+from forgetless.theory import TangentModel, linearised, linearised_forecast
 from forgetless.theory.linearised import copied, plain_kernels
 
 
@@ -133,7 +133,9 @@ def test_outputs_move_as_finite_differences_say(name):
 def test_every_network_is_forecast(name, dtype):
     model, (source, target) = network(name, dtype)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    result = forecast(model, source, target, lr=1e-3, epochs=2, batch_size=3, components=2)
+    result = linearised_forecast(
+        model, source, target, lr=1e-3, epochs=2, batch_size=3, components=2
+    )
     assert result.trust > 0.9
     assert result.change.abs().max() > 0
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
@@ -203,11 +205,11 @@ def test_a_network_that_cannot_be_differentiated_says_why(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"cannot be differentiated: no derivative of frobnicate$"
     ):
-        forecast(model, *tasks, lr=0.1)
+        linearised_forecast(model, *tasks, lr=0.1)
 
 
 def test_a_network_that_cannot_be_copied_says_why():
     model, tasks = network("GRU")
     model.stream = (i for i in range(3))
     with pytest.raises(ConfigError, match=r"copy\.deepcopy can copy: cannot p"):
-        forecast(model, *tasks, lr=0.1)
+        linearised_forecast(model, *tasks, lr=0.1)

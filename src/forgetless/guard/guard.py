@@ -37,6 +37,7 @@ from forgetless.guard.state import (
     chosen_storage,
     empty_shard,
     from_dict,
+    method_name,
     require_rows_fit,
     storage_of,
     to_dict,
@@ -45,7 +46,7 @@ from forgetless.guard.state import (
 from forgetless.guard.steps import Projected, Steps, projected, torch_optimizers
 from forgetless.guard.view import GuardedTask, GuardView
 from forgetless.guard.watch import Coverage
-from forgetless.methods import KronEWC, Method, method_calls
+from forgetless.methods import KronEWC, KronOGD, Method, method_calls
 from forgetless.methods.state import (
     check_state,
     check_storage,
@@ -67,6 +68,8 @@ from forgetless.support.validation import (
 )
 from forgetless.tangent.evaluation import eval_mode
 
+_DEFAULTS: tuple[Method[Any], ...] = (KronEWC(), KronOGD())  # of a guard that is given no method
+
 
 @final
 class Guard:
@@ -84,7 +87,8 @@ class Guard:
             `fully_shard`: then every process makes the same calls.
         optimizer: any of `torch.optim` except LBFGS, or a list of those that train the model
             together: each one's steps are changed as if the parameters of the others were fixed.
-        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
+        method: as for `fit`, for example `PCAOGD(components=100)`; by default `KronEWC()`, and
+            `KronOGD()` if `protect` begins with what a causal language model does.
         params: the protected parameters: None for all trained ones; names or beginnings of names
             (`"encoder"` is all of `encoder.*`), modules, parameters; or a function of the name.
             Parameters that are frozen now and trained later must be chosen here.
@@ -152,6 +156,7 @@ class Guard:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        self._is_default = method is None
         method = KronEWC() if method is None else method
         if not isinstance(method, Method):
             meant = did_you_mean(method, method_calls())
@@ -161,6 +166,7 @@ class Guard:
         exclude = (exclude,) if isinstance(exclude, str) else exclude
         self.method = method
         self.progress = progress
+        self._project = project
         self.project = projected(method, project)
         reshard(module)
         self._process_group = process_group
@@ -176,6 +182,7 @@ class Guard:
             )
         sharded = self._parameters.slices is not None
         output = chosen_output(output, module)
+        self._generates = output == "likelihood"
         for argument, value in {"loss": loss, "unpack": unpack}.items():
             fits = value is None or callable(value)
             require(fits, argument, value, "a function or None")
@@ -203,6 +210,7 @@ class Guard:
         self._history = history_for(log, self._settings, writes=writes)
         self._steps = self._new_steps(self._model)
         self._drift = DriftCheck(self._model, method, drift_samples, seed, self._warn)
+        self._drift_options = drift_samples, seed
         self._frozen = FrozenStatistics(module) if freeze_batch_norm else None
         self._now: Snapshot | None = None  # before the first step that the method changes
         self._finished: Stats | None = None  # of the task that was stored last
@@ -335,14 +343,42 @@ class Guard:
         """Store what the model does now: before the first task, what a pretrained model can do.
 
         As `end_task` does, at the present weights, and counted as a task: it is number one in the
-        reports, and `refresh` takes its data first.
+        reports, and `refresh` takes its data first. A guard that was given no method takes
+        `KronOGD()` from here on if the model is a causal language model: KronEWC lets a task's loss
+        rise by 0.2 nats, and where every token has a whole distribution to keep that is much.
 
         Arguments:
             data: inputs whose outputs must stay, with labels if the method or `output` needs them:
                 an iterable of batches such as a `DataLoader`, or one batch.
             held_out: as of `end_task`.
         """
-        self.end_task(data, held_out)
+        before = self.method
+        if self._protects_by_default:
+            self._take(KronOGD())
+        try:
+            self.end_task(data, held_out)
+        except BaseException:
+            self._take(before)
+            raise
+
+    @property
+    def _protects_by_default(self) -> bool:
+        """Whether `protect` chooses the method."""
+        return self._is_default and self._generates and not self.tasks
+
+    def _take(self, method: Method[Any]) -> None:
+        """Another method, with nothing stored yet."""
+        if method is self.method:
+            return
+        self._steps.watch.between_steps()
+        old = self._steps
+        self.method, self.project = method, projected(method, self._project)
+        self._steps = self._new_steps(self._model)
+        self._drift = DriftCheck(self._model, method, *self._drift_options, self._warn)
+        self._now = None
+        old.detach()
+        if old.optimizers:
+            self._attach(old.optimizers)
 
     def end_task(self, loader: Any, held_out: Any = None) -> None:
         """Store the task that was just learned, at the present weights.
@@ -414,7 +450,7 @@ class Guard:
             return estimated(
                 data,
                 self._model,
-                self.method,
+                KronOGD() if self._protects_by_default and not self._steps.steps else self.method,
                 self._storage if self._now is None else self._now.storage,
                 tasks=self.tasks,
                 stored=self.memory_report().bytes if self.tasks else 0,
@@ -552,8 +588,11 @@ class Guard:
 
         Directions stay in the storage they have there, unless this guard was given one.
         """
+        stored = method_name(state_dict)
+        method = next((m for m in _DEFAULTS if self._is_default and m.name == stored), self.method)
         with full_precision(self._parameters.device):
-            snapshot = self._restored(state_dict)
+            snapshot = self._restored(state_dict, method)
+            self._take(method)
             if self.method.keeps_directions:
                 limits = self._asked, self._storage.max_rank, self._budget
                 snapshot = as_asked(snapshot, self._empty, self._parameters.read(), *limits)
@@ -573,8 +612,10 @@ class Guard:
             with full_precision(self._parameters.device):
                 self._set(self._restored(self.state_dict()))
 
-    def _restored(self, state_dict: Mapping[str, Tensor]) -> Snapshot:
-        return from_dict(state_dict, self.method, self._parameters, self._column_ranks)
+    def _restored(
+        self, state_dict: Mapping[str, Tensor], method: Method[Any] | None = None
+    ) -> Snapshot:
+        return from_dict(state_dict, method or self.method, self._parameters, self._column_ranks)
 
     def _set(self, snapshot: Snapshot) -> None:
         self._now, self._finished = snapshot, None

@@ -151,6 +151,12 @@ def from_dict(
     return Snapshot(state, storage, tasks, steps, notes, generators, kept, rest)
 
 
+def method_name(tensors: Mapping[str, Tensor]) -> str | None:
+    """The method that a state is of; None if it is damaged."""
+    name = _header_of(tensors).get("method")
+    return name if isinstance(name, str) else None
+
+
 def _header_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
         header: dict[str, Any] = json_value(tensors[_HEADER])

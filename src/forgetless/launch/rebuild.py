@@ -1,8 +1,10 @@
 """A run made again from its trace: tasks, settings, network, and the method's effect on steps."""
 
+import math
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -10,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, build_scenario
+from forgetless.data import SCENARIOS, Scenario, ScenarioOptions, Split, Task, build_scenario
 from forgetless.linalg import Layout, is_under
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
 from forgetless.support.plugins import PluginKind, installed, load_object
 from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, select_options
+from forgetless.theory import SourceAndTarget, TangentModel
 from forgetless.trace import Trace, tasks_learned
 from forgetless.training.build import head_of, layers_fingerprint, make_learner, task_fingerprint
+from forgetless.training.forecasting import SHARE_OF_STEPS, Forecast, dry_run, effect, evenly
 from forgetless.training.learner import Learner
 from forgetless.training.models import MODELS, ModelFactory, ModelOptions, ModelSource, make_model
 from forgetless.training.settings import Training
@@ -140,6 +144,8 @@ def load_from_script(text: str) -> FromScript:
 
 def samples_of(split: Split) -> tuple[Tensor, Tensor]:
     """All samples as the first seed sees them: inputs (n, *) and labels (n,)."""
+    if split.orders is None:
+        return split.inputs, split.labels
     inputs, labels = split.take(torch.arange(len(split)).unsqueeze(0))
     return inputs[0], labels[0]
 
@@ -259,6 +265,81 @@ def method_step(
         return found[0].to(step)
 
     return taken
+
+
+def forecast_run(
+    rebuilt: Rebuilt,
+    method: Method[Any],
+    trace: Trace,
+    seed: int,
+    source: int,
+    target: int,
+    *,
+    share: float = SHARE_OF_STEPS,
+    device: torch.device | None = None,
+) -> Forecast:
+    """What learning another task does to a learned one, by a dry run with the run's settings.
+
+    Arguments:
+        rebuilt: what the run was made with; its `training` is that of the target.
+        method: with which the target is learned; it consolidates the tasks up to the source first,
+            each at the weights that the run had after it.
+        trace: of the run.
+        seed: of the trace.
+        source, target: the tasks, from 0.
+        share: of the steps that the copy takes.
+    """
+    tasks, training = _OnHand(rebuilt.tasks), rebuilt.training
+    rebuilt = replace(rebuilt, tasks=tasks)
+    where = device or torch.device("cpu")
+    weights = trace.weights(seed, source)
+    state = None
+    if method.protects:
+        knowing = _learner_of(rebuilt, method, seed, where)
+        for _ in _consolidated(knowing, rebuilt, trace, seed, source + 1):
+            pass
+        state = knowing.state
+    known, coming = (tasks.task(t, [seed]) for t in (source, target))
+    a_task = training.epochs * math.ceil(len(known.train) / training.batch_size)
+
+    def make(settings: Training) -> Learner:
+        heads = rebuilt.heads or None
+        learner = make_learner(tasks, method, rebuilt.model, (seed,), settings, heads, where)
+        learner.network.load_state_dict(0, weights)
+        learner.state = learner.state if state is None else state
+        learner.steps = a_task * (source + 1)
+        return learner
+
+    tasks.task(0, (seed,))
+    started = time.perf_counter()
+    model = rebuilt.network(weights).to(where, getattr(torch, training.dtype)).eval()
+    classes = tasks.competing(source, target), tasks.competing(target)
+    shown = samples_of(coming.train.subset(evenly(len(coming.train))))
+    problem = SourceAndTarget(TangentModel(model), samples_of(known.test), shown, None, *classes)
+    run = dry_run(make, coming.train, target, training, share, seed)
+    return effect(problem, model, run, started)
+
+
+@final
+class _OnHand(Scenario):
+    """Tasks of a scenario that are made once for the same seeds."""
+
+    def __init__(self, tasks: Scenario) -> None:
+        self._tasks = tasks
+        self._made: dict[tuple[int, ...], Task] = {}
+        self.name, self.setting, self.n_tasks = tasks.name, tasks.setting, tasks.n_tasks
+        self.input_shape, self.n_outputs = tasks.input_shape, tasks.n_outputs
+
+    def task(self, index: int, seeds: Sequence[int]) -> Task:
+        """The task."""
+        key = index, *seeds
+        if key not in self._made:
+            self._made[key] = self._tasks.task(index, seeds)
+        return self._made[key]
+
+    def classes(self, index: int) -> range:
+        """Its outputs."""
+        return self._tasks.classes(index)
 
 
 def projections(

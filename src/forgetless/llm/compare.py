@@ -124,9 +124,13 @@ class Examination:
         self._said = own_answers(base, tokenizer, prompts, **self._options)
         self.base = self._behaviour(base, self._said, [0.0] * len(self._said.answers))
 
+    def divergences(self, model: nn.Module, name: str = "the model") -> list[float]:
+        """KL(base ‖ model) per token of the base model's answers, prompt by prompt."""
+        return _divergences(self._model, model, self._said, name)
+
     def of(self, model: nn.Module, name: str = "the model") -> Behaviour:
         """What another model does; the name is for errors."""
-        moved = _divergences(self._model, model, self._said, name)
+        moved = self.divergences(model, name)
         prompts = [answer.prompt for answer in self._said.answers]
         own = own_answers(model, self._tokenizer, prompts, **self._options)
         return self._behaviour(model, own, moved)

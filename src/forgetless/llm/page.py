@@ -11,6 +11,10 @@ from forgetless.report.looks import DISTINCT
 
 _ours = partial(asset, package="forgetless.llm")
 _BASE = 1  # place in the palette of the base model, grey
+_MUCH = 0.8  # of what the best model learned
+_NUMBERS = (
+    "kl", "error", "text", "task", "tasks", "scores", "share", "each", "right", "family"
+)  # fmt: skip
 Piece = tuple[str, str]  # "same", "gone" or "new", and the words
 
 
@@ -22,10 +26,12 @@ def build_page(content: Mapping[str, Any]) -> str:
             answers, the base model's first.
     """
     base = content["models"][0]
-    places = [_BASE, *(DISTINCT[n % len(DISTINCT)] for n in range(len(content["models"]) - 1))]
+    families = list(dict.fromkeys(one["family"] for one in content["models"][1:]))
+    colours = {family: DISTINCT[n % len(DISTINCT)] for n, family in enumerate(families)}
+    places = [_BASE, *(colours[one["family"]] for one in content["models"][1:])]
     entries = [
         {
-            **{key: one[key] for key in ("kl", "error", "text", "task", "share", "each", "right")},
+            **{key: one[key] for key in _NUMBERS},
             "label": one["name"],
             "colour": place,
             "answers": _marked(base["answers"], one["answers"]),
@@ -49,8 +55,15 @@ def build_page(content: Mapping[str, Any]) -> str:
 
 
 def headline(models: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence: which model moved least, and what it learned."""
+    """A sentence: which model moved least, and what it learned.
+
+    Of more than two, those are compared that learned about as much as the best one.
+    """
     base, *others = models
+    if len(others) > 2 and base["task"] is not None:
+        fell = [base["task"] - one["task"] for one in others]
+        able = [one for one, far in zip(others, fell, strict=True) if far >= _MUCH * max(fell)]
+        others = able if len(able) > 1 else others
     least, most = (f(others, key=lambda one: one["kl"]) for f in (min, max))
     if least is most or not least["kl"] > 0:
         only = most
@@ -70,16 +83,20 @@ def headline(models: Sequence[Mapping[str, Any]]) -> str:
 def _learned(base: Mapping[str, Any], one: Mapping[str, Any]) -> str:
     if one["task"] is None:
         return ""
-    return f"; its loss on the new task went from {base['task']:.2f} to {one['task']:.2f}"
+    return f"; its loss on the {_tasks(base)} went from {base['task']:.2f} to {one['task']:.2f}"
 
 
 def _compared(base: Mapping[str, Any], most: Mapping[str, Any], least: Mapping[str, Any]) -> str:
     if least["task"] is None:
         return ""
     return (
-        f"; the loss on the new task went from {base['task']:.2f} to {most['task']:.2f} and "
+        f"; the loss on the {_tasks(base)} went from {base['task']:.2f} to {most['task']:.2f} and "
         f"{least['task']:.2f}"
     )
+
+
+def _tasks(base: Mapping[str, Any]) -> str:
+    return "new task" if len(base["tasks"]) == 1 else f"{len(base['tasks'])} new tasks"
 
 
 def _marked(before: Sequence[str], after: Sequence[str]) -> list[list[Piece]]:

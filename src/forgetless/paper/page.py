@@ -18,6 +18,26 @@ from forgetless.support.validation import TraceError
 _PAPER = "[A Theoretical Analysis of Catastrophic Forgetting through the NTK Overlap Matrix]"
 _LINK = "(https://arxiv.org/abs/2010.04003)"
 _MADE_WITH = ("device", "torch", "code")
+# What the paper says or raises, and this page does not answer.
+_OPEN = (
+    "**Convolutions trained, batch norm frozen on Split CIFAR.** *Corrected* trains convolutions "
+    "and never freezes batch norm, so claims that fail only there do not tell which of the two is "
+    "the reason. Not run: it takes a GPU. `forgetless compare split-cifar100 --seeds 5 "
+    "--eval-mode-after 1000` trains the missing cells.",
+    "**Where the theory predicts real training.** No run holds the kernel fixed, and all networks "
+    "have the paper's width. How the theorem's Δ fares with linearised training, or in wider "
+    "layers, is open; so is whether a constant kernel explains any result.",
+    "**Stale or fresh directions.** OGD and PCA-OGD keep directions of a kernel that changes; "
+    "A-GEM takes gradients at the present weights. Stored directions were not recomputed from kept "
+    "samples, so how much of the difference is the kernel's change is not measured; the table of "
+    "the kernel's change says how much of a task's features has left them.",
+    "**The pattern across tasks of Split CIFAR (section 5.3).** The paper names superclasses as a "
+    "possible reason. Splits by superclass, by label and at random were not compared.",
+    "**The memory figures, task by task (section 5.2).** They print no numbers. The final accuracy "
+    "on every task at every memory is in results/paper/memory.json.",
+    "**Exact PCA and the second pass of Gram-Schmidt**, the two departures from the released code. "
+    "Their effect was not measured apart; all 20 cells of A_T agree with them.",
+)
 _PLURAL = {word: word.replace("holds", "hold").replace("does", "do") for word in get_args(Verdict)}
 
 
@@ -43,6 +63,7 @@ def make_page(records: Results, images: str) -> tuple[str, Pictures]:
     lines = [
         *_head(records),
         *_verdicts(records),
+        *([] if _is_small(records) else ["## Not answered", "", *(f"- {o}" for o in _OPEN), ""]),
         "## Evidence",
         "",
     ]

@@ -448,7 +448,7 @@ def _forecast(run: _SeedRun, source: int, gallery: Gallery) -> ForecastPoint:
     known, coming = (run.tasks.task(t, [run.seed]) for t in (source, target))
     training = run.training
     test = samples_of(known.test)
-    outlook = theory.forecast(
+    outlook = theory.linearised_forecast(
         run.model,
         test,
         samples_of(coming.train),
@@ -465,7 +465,7 @@ def _forecast(run: _SeedRun, source: int, gallery: Gallery) -> ForecastPoint:
     places = {int(n): row for row, n in enumerate(outlook.index)}
     worst = outlook.endangered(gallery.most)
     rows = torch.tensor([places[int(n)] for n in worst], dtype=torch.long)
-    gallery.add("endangered", source, test, worst, outlook.plain.outputs[rows], outlook.classes)
+    gallery.add("endangered", source, test, worst, outlook.after.outputs[rows], outlook.classes)
     accuracy = run.trace.accuracy[run.trace.seeds.index(run.seed)]
     return ForecastPoint(
         source=source,

@@ -1,7 +1,14 @@
 """Why networks forget: drift, the linearised learner, overlap, exact forgetting and its bounds."""
 
 from forgetless.theory.drift import drift, model_drift, squared_drift, true_class
-from forgetless.theory.forecasting import TRUSTED, Forecast, Prediction, forecast
+from forgetless.theory.forecasting import (
+    TRUSTED,
+    Effect,
+    LinearisedForecast,
+    Prediction,
+    SourceAndTarget,
+    linearised_forecast,
+)
 from forgetless.theory.forgetting import (
     Bounds,
     Contribution,
@@ -22,7 +29,7 @@ from forgetless.theory.learner import (
     learn,
     remembered,
 )
-from forgetless.theory.linearised import TangentModel
+from forgetless.theory.linearised import Loss, TangentModel, copied
 from forgetless.theory.overlap import (
     FLOAT32_RTOL,
     RTOL,
@@ -52,31 +59,35 @@ __all__ = [
     "ComponentProjection",
     "Contribution",
     "Descent",
+    "Effect",
     "Factors",
-    "Forecast",
     "Forgetting",
     "GradientProjection",
     "Learned",
     "LinearTask",
+    "LinearisedForecast",
+    "Loss",
     "NoProjection",
     "Prediction",
     "Projection",
     "Protected",
     "SampleProjection",
+    "SourceAndTarget",
     "TangentModel",
     "bounds",
     "coordinates",
+    "copied",
     "decompose",
     "drift",
     "explained_at",
     "explained_variance",
     "factors",
-    "forecast",
     "gram_grid",
     "gram_overlap",
     "kernel_alignment",
     "kernel_change",
     "learn",
+    "linearised_forecast",
     "model_drift",
     "operator_overlap",
     "overlap",

@@ -1,7 +1,7 @@
-"""Forecast of forgetting: the effect of training on one task on another, before training.
+"""The effect of training on one task on another: its parts, and a forecast by linearisation.
 
 A copy of the network takes the first steps, then its linearisation takes the others. When to trust
-it: docs/forecast.md.
+it: docs/forecast.md. `training.forecasting` has the cheaper forecast by a dry run.
 """
 
 import time
@@ -63,79 +63,54 @@ class Prediction:
     """Predictions for the source and the target after training in one way.
 
     Arguments:
-        components: protected directions of the source, 0 for plain training; fewer than asked for
-            if the source has no more.
         outputs: predicted outputs on the source, (n, C).
         source_accuracy, target_accuracy: predicted, in percent; None if labels are not classes.
         source_loss, target_loss: predicted mean losses.
+        components: protected directions of the source, 0 for plain training; fewer than asked for
+            if the source has no more.
     """
 
-    components: int
     outputs: Tensor
     source_accuracy: float | None
     target_accuracy: float | None
     source_loss: float
     target_loss: float
+    components: int = 0
 
     def summary(self) -> dict[str, Any]:
         """The plain numbers, for JSON."""
         return {name: value for name, value in vars(self).items() if name != "outputs"}
 
 
-@final
 @dataclass(frozen=True)
-class Forecast:
-    """The predicted effect on the source of training on the target.
+class Effect:
+    """The outputs on a task's samples, now and after training on another task.
 
     Arguments:
-        index: indices of the source samples used, (n,); all, unless quick.
+        index: indices of the source samples used, (n,).
         labels: their labels, (n,).
         classes: the outputs that compete on the source.
         now: the present state of the source and the target, as a prediction.
-        plain: the prediction for plain SGD.
-        protected: the predictions for PCA-OGD, one for each number of components.
-        methods: the predictions for other methods, by name.
-        overlap: singular values of the NTK overlap matrix between source and target, the cosines
-            of the principal angles, decreasing.
-        trust: 1 − ‖Δf − Jω‖ / ‖Δf‖ on the source, at least 0: how well the linearisation followed
-            the first steps of real training. Below `TRUSTED`, do not rely on the forecast.
-        steps: number of steps of training.
-        seconds: computing time.
+        after: the prediction for the state after training.
     """
 
     index: Tensor
     labels: Tensor
     classes: range
     now: Prediction
-    plain: Prediction
-    protected: tuple[Prediction, ...]
-    methods: Mapping[str, Prediction]
-    overlap: Tensor
-    trust: float
-    steps: int
-    seconds: float
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the linearisation follows the network well enough to rely on the forecast."""
-        return self.trust >= TRUSTED
+    after: Prediction
 
     @property
     def change(self) -> Tensor:
         """The predicted change of every source output, (n, C)."""
-        return self.plain.outputs - self.now.outputs
+        return self.after.outputs - self.now.outputs
 
     @property
     def accuracy_change(self) -> float | None:
         """The predicted change of the accuracy on the source, in points; None without classes."""
-        if self.now.source_accuracy is None or self.plain.source_accuracy is None:
+        if self.now.source_accuracy is None or self.after.source_accuracy is None:
             return None
-        return self.plain.source_accuracy - self.now.source_accuracy
-
-    @property
-    def angles(self) -> Tensor:
-        """Principal angles between the tasks' tangent spaces in degrees, increasing."""
-        return torch.rad2deg(torch.arccos(self.overlap.clamp(0, 1)))
+        return self.after.source_accuracy - self.now.source_accuracy
 
     def endangered(self, count: int = 10) -> Tensor:
         """Indices of the source samples that are right now and predicted wrong, (≤ count,).
@@ -156,17 +131,60 @@ class Forecast:
         return shares
 
     def summary(self) -> dict[str, Any]:
-        """The forecast as plain numbers, for JSON."""
+        """The plain numbers, for JSON."""
         classified = self.now.source_accuracy is not None
         classes = self.by_class() if classified else {}
         return {
             "accuracy_change": self.accuracy_change,
             "now": self.now.summary(),
-            "plain": self.plain.summary(),
-            "protected": [o.summary() for o in self.protected],
-            "methods": {name: o.summary() for name, o in self.methods.items()},
+            "after": self.after.summary(),
             "by_class": {str(c): {"now": b, "predicted": a} for c, (b, a) in classes.items()},
             "endangered": self.endangered().tolist() if classified else [],
+        }
+
+    def _margins(self) -> list[Tensor]:
+        """Margins now and after training."""
+        return [margins(p.outputs, self.labels, self.classes) for p in (self.now, self.after)]
+
+
+@final
+@dataclass(frozen=True)
+class LinearisedForecast(Effect):
+    """The predicted effect on the source of training on the target by SGD, linearised.
+
+    Arguments:
+        protected: the predictions for PCA-OGD, one for each number of components.
+        methods: the predictions for other methods, by name.
+        overlap: singular values of the NTK overlap matrix between source and target, the cosines
+            of the principal angles, decreasing.
+        trust: 1 − ‖Δf − Jω‖ / ‖Δf‖ on the source, at least 0: how well the linearisation followed
+            the first steps of real training. Below `TRUSTED`, do not rely on the forecast.
+        steps: number of steps of training.
+        seconds: computing time.
+    """
+
+    protected: tuple[Prediction, ...]
+    methods: Mapping[str, Prediction]
+    overlap: Tensor
+    trust: float
+    steps: int
+    seconds: float
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the linearisation follows the network well enough to rely on the forecast."""
+        return self.trust >= TRUSTED
+
+    @property
+    def angles(self) -> Tensor:
+        """Principal angles between the tasks' tangent spaces in degrees, increasing."""
+        return torch.rad2deg(torch.arccos(self.overlap.clamp(0, 1)))
+
+    def summary(self) -> dict[str, Any]:
+        """The plain numbers, for JSON."""
+        return Effect.summary(self) | {
+            "protected": [o.summary() for o in self.protected],
+            "methods": {name: o.summary() for name, o in self.methods.items()},
             "overlap": self.overlap.tolist(),
             "angles": self.angles.tolist(),
             "trust": self.trust,
@@ -174,10 +192,6 @@ class Forecast:
             "steps": self.steps,
             "seconds": self.seconds,
         }
-
-    def _margins(self) -> list[Tensor]:
-        """Margins now and after plain SGD."""
-        return [margins(p.outputs, self.labels, self.classes) for p in (self.now, self.plain)]
 
 
 def margins(outputs: Tensor, labels: Tensor, classes: range) -> Tensor:
@@ -289,7 +303,9 @@ class SourceAndTarget:
         n, outputs = len(self.target[1]), self.tangent.outputs(self.target[0][:1]).shape[-1]
         return n * outputs <= _KERNEL_ROWS and epochs > outputs
 
-    def predict(self, model: TangentModel, change: Tensor | None, components: int) -> Prediction:
+    def predict(
+        self, model: TangentModel, change: Tensor | None = None, components: int = 0
+    ) -> Prediction:
         """Predictions of a linearised network after a change of its weights (None: no change)."""
         (x, y), (x_target, y_target) = self.source, self.target
         outputs, on_target = model.outputs(x), model.outputs(x_target)
@@ -368,7 +384,7 @@ def _accuracy(outputs: Tensor, labels: Tensor, classes: range) -> float | None:
 
 
 @bar_on_terminal("forecast")
-def forecast(
+def linearised_forecast(
     model: nn.Module,
     source: Pair,
     target: Pair,
@@ -390,8 +406,8 @@ def forecast(
     quick: bool = False,
     seed: int = 0,
     on_stage: Callable[[str], None] | None = None,
-) -> Forecast:
-    """Predict the effect on the source of training on the target.
+) -> LinearisedForecast:
+    """Predict the effect on the source of training on the target, by a linear model.
 
     A copy of the network is trained on the target for a tenth of the steps and then linearised; the
     linear model takes the other steps by SGD with the given loss and learning rate, by products
@@ -464,12 +480,12 @@ def forecast(
         tell(f"the same with {name}")
         by_name[name] = trial.predict(None, change=change)
     tell("measuring the overlap of the tasks")
-    return Forecast(
+    return LinearisedForecast(
         index=problem.index,
         labels=problem.source[1],
         classes=problem.source_classes,
-        now=problem.predict(tangent, None, 0),
-        plain=plain,
+        now=problem.predict(tangent),
+        after=plain,
         protected=tuple(protected),
         methods=by_name,
         overlap=problem.overlap(overlap_samples, generator),

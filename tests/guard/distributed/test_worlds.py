@@ -16,7 +16,7 @@ def as_one(case, found) -> None:
     """The weights are those of one process, and not those of training without a guard."""
     model, _, guard = trained(case, alone=True)
     expected = weights(model)
-    tolerance = 1e-11 if case.dtype == torch.float64 else 1e-6
+    tolerance = 1e-12 if case.dtype == torch.float64 else 1e-6
     assert float((found["weights"] - expected).abs().max()) <= tolerance, case.name
     assert float((plain(case) - expected).abs().max()) > 1e-3
     assert int(found["directions"]) == guard.memory_report().directions

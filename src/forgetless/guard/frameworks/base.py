@@ -20,7 +20,7 @@ from forgetless.guard.model import unwrapped
 from forgetless.guard.parameters import Params
 from forgetless.guard.report import Stats
 from forgetless.guard.steps import Projected
-from forgetless.methods import KronEWC, Method
+from forgetless.methods import Method
 from forgetless.subspace import Storage
 from forgetless.support.files import write_atomically
 from forgetless.support.validation import ConfigError, DataError, ForgetlessWarning, first_line
@@ -65,7 +65,7 @@ class GuardCarrier:
         unknown = sorted(options.keys() - GuardOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"a guard has no option {', '.join(unknown)}")
-        self._method = KronEWC() if method is None else method
+        self._method = method
         self._options = options
         self._calibration = protect
         self._guard: Guard | None = None

@@ -47,7 +47,7 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
     several processes (`torchrun`, `accelerate launch`) each does the same.
 
     Arguments:
-        method: as for `Guard`, for example `PCAOGD(components=100)`; by default `KronEWC()`.
+        method: as for `Guard`, for example `PCAOGD(components=100)`, with its default.
         protect: data whose outputs must stay, of a pretrained model: a loader, batches or a
             dataset, stored before the first training as `Guard.protect` does.
         end_task: whether to store a task when training ends; if not, call `end_task` yourself.
@@ -150,7 +150,7 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
             # `num_items_in_batch` and its like are numbers, not samples.
             self.guard.observe({k: v for k, v in inputs.items() if getattr(v, "ndim", 1)})
 
-        if self._method.needs_batch:
+        if self.guard.method.needs_batch:
             self._hook = self._model.register_forward_pre_hook(observe, with_kwargs=True)
 
     def on_pre_optimizer_step(

@@ -20,12 +20,16 @@ function drawSummary(section) {
     { name: "model", show: (e) => [el("span", { class: "key", style: `--colour: ${colour(e)}`, "aria-hidden": "true" }), named(e.label)] },
     { name: "KL to the base, nats per token", show: klText },
     { name: "loss on general texts", value: (e) => e.text, show: (e) => three(e.text) },
-    { name: "loss on the new task", value: (e) => e.task, show: (e) => three(e.task) },
+    ...Object.keys(base().tasks).map((task, i, { length }) => ({
+      name: length > 1 ? `loss on ${task}` : "loss on the new task",
+      show: (e) => three(e.tasks[task]),
+    })),
     {
       name: "questions right",
       value: (e) => e.share,
       show: (e) => `${d3.sum(e.right)} of ${e.right.length}`,
     },
+    ...Object.keys(base().scores).map((name) => ({ name, show: (e) => three(e.scores[name]) })),
   ].filter((c) => !c.value || group().entries.every((e) => c.value(e) != null));
   section.append(
     el("h2", { id: "summary-title" }, "The result"),
@@ -58,15 +62,45 @@ function drawFigures(section) {
   const place = el("div", { class: "panels" });
   section.append(place);
   const withTask = base().task != null && tuned().length > 1;
+  const several = Object.keys(base().tasks).length > 1;
+  const learned = several ? "loss on the new tasks, mean" : "loss on the new task";
   if (withTask) {
     panel(place, {
       id: "learning-forgetting",
       title: "Learning against forgetting",
-      text: "To the right: more of the new task was learned. Further down: the answers moved less. The bars are ± one standard error.",
-      draw: drawPlane,
+      text: `To the right: more of the new ${several ? "tasks" : "task"} was learned. Further down: the answers moved less. The bars are ± one standard error.${linked()}`,
+      draw: (box, width) =>
+        drawPlane(box, width, {
+          title: "Learning against forgetting",
+          label: "KL to the base, nats per token (square-root scale)",
+          type: "sqrt",
+          value: (e) => e.kl,
+          error: (e) => e.error || 0,
+          tell: (e) => `KL ${klText(e)}`,
+        }),
       table: () => ({
-        columns: ["model", "loss on the new task", "KL to the base", "standard error"],
+        columns: ["model", learned, "KL to the base", "standard error"],
         rows: group().entries.map((e) => [e.label, e.task, e.kl, e.error]),
+      }),
+    });
+  }
+  if (withTask && base().text != null) {
+    panel(place, {
+      id: "learning-texts",
+      title: "Learning against the loss of general texts",
+      text: `Further down: the general texts are modelled as well as before, or better.${linked()}`,
+      draw: (box, width) =>
+        drawPlane(box, width, {
+          title: "Learning against the loss of general texts",
+          label: "rise of the loss on general texts",
+          type: "linear",
+          value: (e) => e.text - base().text,
+          error: () => 0,
+          tell: (e) => `loss on general texts ${three(base().text)} → ${three(e.text)}`,
+        }),
+      table: () => ({
+        columns: ["model", learned, "loss on general texts"],
+        rows: group().entries.map((e) => [e.label, e.task, e.text]),
       }),
     });
   }
@@ -75,7 +109,7 @@ function drawFigures(section) {
     title: "How far each prompt's answer moved",
     text: "Each dot is a prompt: KL per token of the base model's answer to it. The line is the mean over all tokens.",
     draw: drawPrompts,
-    wide: !withTask,
+    wide: !withTask || base().text != null,
     table: () => ({
       columns: ["prompt", ...tuned().map((e) => e.label)],
       rows: group().prompts.map((prompt, i) => [prompt, ...tuned().map((e) => e.each[i])]),
@@ -83,52 +117,84 @@ function drawFigures(section) {
   });
 }
 
-function drawPlane(box, width) {
-  const points = group().entries.map((e) => ({ e, x: base().task - e.task, y: e.kl, sd: e.error || 0 }));
+// Models of one family, such as a method at several learning rates, in the order of what they learned.
+const families = () => d3.groups(tuned(), (e) => e.family).map(([name, some]) => [name, d3.sort(some, (e) => -e.task)]);
+const areFamilies = () => families().length < tuned().length;
+const linked = () => (areFamilies() ? " A line joins the settings of one method." : "");
+
+// Places of names, apart from each other: y in the units of the data.
+function apart(named, scale) {
+  let above = -Infinity;
+  return d3.sort(named, (d) => scale(d.y)).map((d) => {
+    above = Math.max(scale(d.y), above + 13);
+    return { ...d, at: scale.invert(above) };
+  });
+}
+
+function drawPlane(box, width, { title, label, type, value, error, tell }) {
+  const fall = (e) => base().task - e.task;
+  const points = group().entries.map((e) => ({ e, x: fall(e), y: value(e), sd: error(e) }));
   const middle = d3.mean(d3.extent(points, (d) => d.x));
-  // Names are beside their points, towards the middle.
+  // Names are beside their points, towards the middle; a family has one, at its end.
+  const ends = areFamilies() ? families().map(([name, some]) => ({ name, e: some.at(-1) })) : tuned().map((e) => ({ name: e.label, e }));
+  const named = [{ name: base().label, e: base() }, ...ends].map((d) => ({ ...d, x: fall(d.e), y: value(d.e) }));
+  const [height, marginTop, marginBottom] = [340, 30, 42];
+  const [low, high] = d3.extent(points.flatMap((d) => [0, d.y, d.y + d.sd]));
+  const scale = (type === "sqrt" ? d3.scaleSqrt() : d3.scaleLinear())
+    .domain([low, high > low ? high : low + 1])
+    .nice()
+    .range([height - marginBottom, marginTop]);
   const names = (left) =>
     Plot.text(
-      points.filter((d) => d.x > middle === left),
+      apart(named.filter((d) => d.x > middle === left), scale),
       {
         x: "x",
-        y: "y",
-        text: (d) => clipped(d.e.label, 24),
+        y: "at",
+        text: (d) => clipped(d.name, 24),
         dx: left ? -10 : 10,
         textAnchor: left ? "end" : "start",
         fill: "currentColor",
+        stroke: "var(--card)",
+        strokeWidth: 4,
         fontSize: 12,
       },
     );
   box.append(
-    plot(width, "Learning against forgetting", {
-      height: 320,
+    plot(width, title, {
+      height,
+      marginTop,
       marginLeft: 52,
       marginRight: 24,
-      marginBottom: 42,
+      marginBottom,
       x: {
-        label: "the loss on the new task fell by",
+        label: Object.keys(base().tasks).length > 1 ? "the losses on the new tasks fell by, on average" : "the loss on the new task fell by",
         labelAnchor: "center",
         labelArrow: "none",
         nice: true,
         ticks: width < 480 ? 4 : 6,
       },
-      y: { label: "KL to the base, nats per token", labelArrow: "none", nice: true, zero: true, grid: true, ticks: 6 },
+      y: { label, type, domain: scale.domain(), labelArrow: "none", grid: true, ticks: 6 },
       marks: [
-        Plot.ruleX(points, {
-          x: "x",
-          y1: (d) => Math.max(0, d.y - d.sd),
-          y2: (d) => d.y + d.sd,
-          stroke: (d) => colour(d.e),
-          strokeWidth: 1.5,
-        }),
+        (areFamilies() ? families() : []).map(([, some]) =>
+          Plot.line(some, { x: fall, y: value, stroke: colour(some[0]), strokeOpacity: 0.6, strokeWidth: 1.5 }),
+        ),
+        Plot.ruleX(
+          points.filter((d) => d.sd),
+          {
+            x: "x",
+            y1: (d) => Math.max(0, d.y - d.sd),
+            y2: (d) => d.y + d.sd,
+            stroke: (d) => colour(d.e),
+            strokeWidth: 1.5,
+          },
+        ),
         Plot.dot(points, { x: "x", y: "y", r: 5, fill: (d) => colour(d.e) }),
         names(true),
         names(false),
         tip(points, {
           x: "x",
           y: "y",
-          title: (d) => `${d.e.label}\nKL ${klText(d.e)}\nloss on the new task ${three(base().task)} → ${three(d.e.task)}`,
+          title: (d) => `${d.e.label}\n${tell(d.e)}\nloss on the new ${Object.keys(base().tasks).length > 1 ? "tasks, mean," : "task"} ${three(base().task)} → ${three(d.e.task)}`,
         }),
       ],
     }),

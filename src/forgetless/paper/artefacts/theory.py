@@ -75,6 +75,7 @@ def measure(workshop: Workshop, cells: Cells) -> dict[str, Any]:
         "well learned": well_learned(),
         "shorter gradient": shorter_gradient(),
         "raw projection": _raw_projection(),
+        "algorithm 1": _as_printed(),
         "spectrum": {"steep": _protection(0.5), "flat": _protection(1.0)},
     }
 
@@ -258,6 +259,22 @@ def _raw_projection() -> dict[str, float]:
         t = torch.eye(P, dtype=torch.float64) - columns @ columns.T
         found[name] = float((t @ t - t).norm() / t.norm())
     return found
+
+
+def _as_printed() -> dict[str, float]:
+    """T = I − Σ v vᵀ / ‖v‖² over what algorithm 1 stores of one task.
+
+    It stores the Gram-Schmidt vectors of all samples and the top directions, which they span.
+    """
+    phi = some_tasks(0)[0].features
+    samples = torch.linalg.qr(phi.T)[0]
+    top = torch.linalg.svd(phi, full_matrices=False)[2][:MEMORY].T
+    taken = torch.eye(P, dtype=torch.float64) - samples @ samples.T - top @ top.T
+    return {
+        "least": float(torch.linalg.eigvalsh(taken)[0]),
+        "stored": samples.shape[1] + top.shape[1],
+        "meant": top.shape[1],
+    }
 
 
 def _protection(decay: float) -> float:

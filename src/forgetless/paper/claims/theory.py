@@ -216,6 +216,23 @@ def _raw_directions(theory: Data) -> Finding:
 
 
 @CLAIMS.add(
+    "section 4.4, algorithm 1",
+    "PCA-OGD's step is g − Σ proj_v(g) over the stored v: Gram-Schmidt of a task's samples, then "
+    "PCA's directions",
+    "the least eigenvalue of g's map is 0, as that of a projection",
+    "theory",
+    slip=True,
+)
+def _algorithm(theory: Data) -> Finding:
+    result = theory["algorithm 1"]
+    least, stored, meant = (result[k] for k in ("least", "stored", "meant"))
+    why = "directions that the samples span are removed twice, so that steps along them are "
+    why += f"reversed; and {stored:.0f} rows are stored, not {meant:.0f}. Without the loop over "
+    why += "samples it is what was released"
+    return either(abs(least) < 1e-9), f"least eigenvalue {least:.2f}", why
+
+
+@CLAIMS.add(
     "section 4.4, equation after Corollary 3",
     "The bound for PCA-OGD, with σ_{d+1}",
     _BOUND,
