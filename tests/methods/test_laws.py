@@ -1,6 +1,7 @@
 """What makes each method what it is, as laws on random problems."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,19 @@ def test_by_default_ewc_has_the_same_strength_for_every_scale_of_gradients():
     torch.testing.assert_close(states[1].fisher, states[0].fisher, rtol=1e-9, atol=0)
     moved = theta + 0.1 * theta.square().mean().sqrt()
     assert float(EWC().penalty(states[0], moved.unsqueeze(0))) == pytest.approx(0.5)
+
+
+def test_springs_by_the_scale_of_a_task_hold_at_any_learning_rate():
+    """A step of gradient descent ends where the sum of penalty and squared distance is least."""
+    fisher = torch.tensor([[1e6, 1.0, 0.0]], dtype=torch.float64)
+    anchor = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    theta = torch.tensor([[2.0, 2.5, 3.5]], dtype=torch.float64)
+    g, lr = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64), 0.5
+    step, _ = EWC().update(g, Elastic(fisher, anchor), SimpleNamespace(theta=theta, lr=lr))
+    # The minimum of ½ Σ f (θ − θ*)² + ‖θ − (θ_t − η g)‖² / 2η, solved as linear equations.
+    system = torch.diag(fisher[0] + 1 / lr)
+    ends = torch.linalg.solve(system, fisher[0] * anchor[0] + (theta - lr * g)[0] / lr)
+    torch.testing.assert_close((theta - lr * step)[0], ends, rtol=1e-9, atol=1e-12)
 
 
 @given(seeds, st.integers(1, 5))

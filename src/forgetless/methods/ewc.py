@@ -43,7 +43,9 @@ class EWC(Method[Elastic]):
 
     Fishers of two networks, or of one that is trained for longer, can differ a thousandfold. So by
     default every task has the strength 100 / (Σ_i F_i · mean_i θ*_i²): if all weights move by a
-    tenth of their root mean square, the penalty rises by half a nat for each task.
+    tenth of their root mean square, the penalty rises by half a nat for each task. The gradient of
+    this penalty is taken where the step ends, as `KronEWC` does, which is stable at any learning
+    rate η: a weight at distance d follows (g + f d) / (1 + η f), with f its share of the penalty.
 
     Arguments:
         strength: weight of the penalty; None sets it by the scale of each task's Fisher.
@@ -106,18 +108,18 @@ class EWC(Method[Elastic]):
         """No spring before the first task."""
         return Elastic(torch.zeros_like(view.theta), torch.zeros_like(view.theta))
 
-    @property
-    def _weight(self) -> float:
-        """Of what is stored, which has its strength in it already if each task has its own."""
-        return 1.0 if self.strength is None else self.strength
-
     def penalty(self, state: Elastic, theta: Tensor) -> Tensor:
         """½ strength · Σ_i F_i (θ_i − θ*_i)², (S,)."""
-        return 0.5 * self._weight * inner(state.fisher, (theta - state.anchor).square())
+        # What is stored has its strength in it already if each task has its own.
+        weight = 1.0 if self.strength is None else self.strength
+        return 0.5 * weight * inner(state.fisher, (theta - state.anchor).square())
 
     def update(self, g: Tensor, state: Elastic, view: View) -> tuple[Tensor, Elastic]:
         """The gradient of loss plus penalty."""
-        return g + self._weight * state.fisher * (view.theta - state.anchor), state
+        if self.strength is None:
+            stiffness = state.fisher / (1 + view.lr * state.fisher)
+            return g + stiffness * (view.theta - view.lr * g - state.anchor), state
+        return g + self.strength * state.fisher * (view.theta - state.anchor), state
 
     def consolidate(self, state: Elastic, view: View, task: FinishedTask) -> Elastic:
         """Stiffen the springs by the task's Fisher information and re-anchor them."""

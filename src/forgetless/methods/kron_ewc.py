@@ -105,8 +105,9 @@ class KronEWC(Method[Springs]):
         return f"set tolerance above {self.tolerance:g} or strength below {self.strength:g}"
 
     def cost(self, probe: TaskProbe) -> Cost:
-        """The eigenbasis and the anchor."""
-        return cost_of_eigenbasis(probe, self.samples, vectors=1)
+        """The eigenbasis, the anchor and λ."""
+        found, number = cost_of_eigenbasis(probe, self.samples, vectors=1), torch.float64.itemsize
+        return replace(found, least=found.least + number, most=found.most + number)
 
     def init(self, view: View) -> Springs:
         """No penalty before the first task."""

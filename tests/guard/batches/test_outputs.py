@@ -387,7 +387,7 @@ def test_a_loss_of_ones_own_sample_by_sample(returned):
 
     inner = mlp().double()
     model = net.Calls(lambda m, x: RETURNS[returned](m.inner(x)), inner=inner)
-    guard = Guard(model, optim.SGD(model.parameters()), EWC(), loss=loss)
+    guard = Guard(model, optim.SGD(model.parameters()), EWC(strength=1.0), loss=loss)
     x, y = task(0, n=7, dtype=torch.float64)
     guard.end_task((x, y))
     losses = [
