@@ -267,8 +267,8 @@ def report(arguments: argparse.Namespace) -> None:
     lines = [
         "# Linearised forecast against measurement",
         "",
-        "[The dry run](dry-run.md), which `forgetless forecast` makes by default, has tables of its "
-        "own.",
+        "[The dry run](dry-run.md), which `forgetless forecast` makes by default, has tables of",
+        "its own.",
         "",
         "Made by `scripts/forecast_mnist.py`: every ordered pair of tasks of a benchmark (of",
         "Permuted MNIST, whose tasks are all alike, of the first eight), the",
