@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless import SGD, ConfigError, DataError, FeatureScenario, Training, fit, scenario
+from forgetless import (
+    SGD,
+    ConfigError,
+    DataError,
+    FeatureScenario,
+    TensorScenario,
+    Training,
+    fit,
+    scenario,
+)
 from tests.conftest import blobs
 
 
@@ -53,6 +62,17 @@ def test_inputs_are_what_the_network_makes_of_each_sample_alone(backbone):
 def test_a_network_in_another_precision_makes_features_too(backbone):
     found = FeatureScenario(blobs(), backbone.double())
     assert found.task(1, [0]).test.inputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_same_outputs_compete(full):
+    x, y = torch.randn(4, 6), torch.arange(4) % 2
+    pairs = [((x, y), (x, y)), ((x, y + 2), (x, y + 2))]
+    tasks = TensorScenario(pairs, setting="class", full_head=full)
+    found = FeatureScenario(tasks, nn.Linear(6, 3))
+    assert found.full_head is full
+    assert found.competing(0) == tasks.competing(0) == range(4 if full else 2)
+    assert found.competing(0, learned=1) == range(4)
 
 
 def test_a_method_trains_on_features(backbone):

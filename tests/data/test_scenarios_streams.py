@@ -161,7 +161,7 @@ def test_blurry_on_the_command_line(tmp_path, capsys):
     assert '"blurry": 0.1' in out
     code, _, error = forgetless(["run", "split-digits", *SGD_, "--blurry", "0.1"], capsys)
     assert code == 2
-    assert "the setting must be domain or class where boundaries are blurry" in error
+    assert "the setting of blurry tasks must be domain or class, not 'task'" in error
     code, _, error = forgetless(["run", "rotated-digits", *SGD_, "--blurry", "1"], capsys)
     assert (code, "--blurry must be a number in [0, 1), not 1" in error) == (2, True)
     with pytest.raises(ConfigError, match="number of blurry tasks must be at least 2, not 1"):

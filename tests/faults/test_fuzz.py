@@ -15,7 +15,7 @@ NAMES = (
     "guard state, ewc, dense", "guard state, a-gem, dense", "guard state, joint, dense",
     "guard, file of a callback", "shared storage, pointer",
     "guard state, gpm, dense", "guard state, kron-ogd, dense", "guard state, kfac-laplace, dense",
-    "guard state, kron-ewc, dense", "features",
+    "guard state, kron-ewc, dense", "features", "search",
 )  # fmt: skip
 
 

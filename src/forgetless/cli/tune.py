@@ -265,8 +265,14 @@ def _table(search: Search) -> Table:
 
 
 def _say_limits(search: Search) -> None:
-    """Say which choices lie at an end of what was tried."""
-    limits = {name: choice.limits for name, choice in search.best.items() if choice.limits}
+    """Say which choices lie at an end of what was tried, or are no better than the others."""
+    limits = {}
+    for name, choice in search.best.items():
+        scores = {round(t.score, 2) for t in search.trials if t.method == name}
+        if choice.trials > 1 and len(scores) == 1:
+            say(f"* {method_label(name)}: all settings have {choice.score:.2f}, so none is better")
+        elif choice.limits:
+            limits[name] = choice.limits
     for name, of in limits.items():
         say(f"* {method_label(name)}: {', '.join(of)}")
     if limits:

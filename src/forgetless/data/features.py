@@ -50,9 +50,8 @@ class FeatureScenario(Scenario):
         self.setting = tasks.setting
         self.n_tasks = tasks.n_tasks
         self.n_outputs = tasks.n_outputs
-        self.measured_on = tasks.measured_on
-        self._classes = [tasks.classes(t) for t in range(tasks.n_tasks)]
-        self._tasks = []
+        self.full_head, self.measured_on = tasks.full_head, tasks.measured_on
+        self._tasks, self._seen = tasks, list[Task]()
         with bar_on_terminal(f"features of {tasks.name}"):
             for t in range(tasks.n_tasks):
                 advance("tasks", t, tasks.n_tasks)
@@ -60,16 +59,20 @@ class FeatureScenario(Scenario):
                 splits = [
                     _seen_by(network, split, batch_size, cache) for split in (task.train, task.test)
                 ]
-                self._tasks.append(Task(task.name, *splits))
-        self.input_shape = tuple(self._tasks[0].train.inputs.shape[1:])
+                self._seen.append(Task(task.name, *splits))
+        self.input_shape = tuple(self._seen[0].train.inputs.shape[1:])
 
     def task(self, index: int, seeds: Sequence[int]) -> Task:
         """Task `index`, the same for every seed."""
-        return self._tasks[index]
+        return self._seen[index]
 
     def classes(self, index: int) -> range:
         """The outputs of the classes of task `index`."""
-        return self._classes[index]
+        return self._tasks.classes(index)
+
+    def competing(self, index: int, learned: int | None = None) -> range:
+        """The outputs that compete for a sample of task `index`, as the tasks say."""
+        return self._tasks.competing(index, learned)
 
 
 def _seen_by(network: nn.Module, split: Split, size: int, cache: str | Path | None) -> Split:

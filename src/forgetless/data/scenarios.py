@@ -556,8 +556,7 @@ class Blurry(Scenario):
         SHARE_OR_ZERO.check("share", share)
         whole(0).check("seed", seed)
         blurs = tasks.setting in ("domain", "class")
-        accepted = "domain or class where boundaries are blurry: in task, each sample's is known"
-        require(blurs, "the setting", tasks.setting, accepted)
+        require(blurs, "the setting of blurry tasks", tasks.setting, "domain or class")
         require(tasks.n_tasks > 1, "the number of blurry tasks", tasks.n_tasks, "at least 2")
         self.tasks, self.share, self.seed = tasks, share, seed
         self.name, self.setting, self.n_tasks = tasks.name, tasks.setting, tasks.n_tasks
