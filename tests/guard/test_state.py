@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch import nn, optim
 
 from forgetless import AGEM, EWC, GEM, OGD, PCAOGD, SGD, ConfigError, Guard, Joint, Storage
+from forgetless.methods.reservoir import ReservoirRehearsal
 from tests.methods.test_all_methods import TABLE
 
 from .problems import flat, mlp, seeded, task, train
@@ -35,7 +36,7 @@ def started(name: str, adam: bool = True):
 
 def learn(model, optimizer, guard, numbers) -> None:
     for number in numbers:
-        train(model, optimizer, task(number), steps=4, seed=number)
+        train(model, optimizer, task(number), steps=4, seed=number, guard=guard)
         guard.end_task(task(number))
 
 
@@ -102,10 +103,12 @@ def test_a_guard_that_remembers_nothing_yet(name):
     learn(model, optimizer, other, (0,))
     other.load_state_dict(saved)
     assert other.tasks == 0
+    if isinstance(other.method, ReservoirRehearsal):
+        return  # it repeats samples from the first batch on
     # Nothing is guarded again, to the bit.
     plain = mlp()
     plain.load_state_dict(model.state_dict())
-    train(model, optimizer, task(1), steps=5)
+    train(model, optimizer, task(1), steps=5, guard=other)
     train(plain, optim.SGD(plain.parameters(), lr=1e-2), task(1), steps=5)
     assert torch.equal(flat(model), flat(plain))
 

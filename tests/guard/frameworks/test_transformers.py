@@ -214,16 +214,22 @@ def test_a_model_brings_along_what_is_stored_beside_it(tmp_path):
         train(llama(), tokens(1), tmp_path, GuardTrainerCallback(METHOD))
 
 
-def test_training_that_resumes_at_its_end_stores_its_task_once(tmp_path):
+@pytest.mark.parametrize("steps", [6, 4], ids=["an epoch's end", "within an epoch"])
+def test_training_that_resumes_at_its_end_stores_its_task_once(tmp_path, steps):
+    """Within an epoch the trainer takes one more step."""
     train(
         llama(), tokens(0), tmp_path, GuardTrainerCallback(METHOD),
-        save_strategy="steps", save_steps=3,
+        save_strategy="steps", save_steps=steps // 2, max_steps=steps,
     )  # fmt: skip
-    for step, max_steps in ((6, 6), (3, 6)):
+    for step in (steps, steps // 2):
         fresh = GuardTrainerCallback(METHOD)
         checkpoint = str(tmp_path / f"checkpoint-{step}")
-        train(llama(), tokens(0), tmp_path, fresh, resume=checkpoint, max_steps=max_steps)
+        train(llama(), tokens(0), tmp_path, fresh, resume=checkpoint, max_steps=steps)
         assert fresh.guard.tasks == 1
+    longer = GuardTrainerCallback(METHOD)
+    checkpoint = str(tmp_path / f"checkpoint-{steps}")
+    train(llama(), tokens(0), tmp_path, longer, resume=checkpoint, max_steps=steps + 3)
+    assert longer.guard.tasks == 2
 
 
 def test_the_best_checkpoint_has_the_task(tmp_path):

@@ -144,7 +144,8 @@ class GuardTrainerCallback(GuardCarrier, TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Show the batches of the coming step to the method: the model is called with them."""
-        self._is_stored = False
+        # A trainer that resumes at its last step, within an epoch, takes one more.
+        self._is_stored = self._is_stored and state.global_step >= state.max_steps
 
         def observe(module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
             # `num_items_in_batch` and its like are numbers, not samples.
