@@ -69,8 +69,8 @@ LONG = {
         "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
         "one, other = (tasks.task(t, [0]).train for t in (0, 1))\n"
         "pairs = [(s.inputs, s.labels) for s in (one, other)]\n"
-        "forgetless.forecast(model, *pairs, lr=0.01, epochs=1)",
-        b"forecast: training the linearised network",
+        "forgetless.forecast(model, *pairs, training=training)",
+        b"forecast: training a copy",
     ),
 }
 

@@ -17,6 +17,7 @@ from forgetless.linalg import Layout, is_under
 from forgetless.methods import Method
 from forgetless.methods.state import take_step
 from forgetless.support.plugins import PluginKind, installed, load_object
+from forgetless.support.progress import bar_on_terminal
 from forgetless.support.validation import ConfigError, ForgetlessWarning, TraceError, select_options
 from forgetless.theory import SourceAndTarget, TangentModel
 from forgetless.trace import Trace, tasks_learned
@@ -316,7 +317,8 @@ def forecast_run(
     classes = tasks.competing(source, target), tasks.competing(target)
     shown = samples_of(coming.train.subset(evenly(len(coming.train))))
     problem = SourceAndTarget(TangentModel(model), samples_of(known.test), shown, None, *classes)
-    run = dry_run(make, coming.train, target, training, share, seed)
+    with bar_on_terminal("forecast"):
+        run = dry_run(make, coming.train, target, training, share, seed)
     return effect(problem, model, run, started)
 
 

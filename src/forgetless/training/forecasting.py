@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from forgetless.data import Scenario, Split, Task
 from forgetless.methods import SGD, Method
+from forgetless.support import progress
 from forgetless.support.plugins import load_object
 from forgetless.support.streams import stream
 from forgetless.support.validation import SHARE, ConfigError, TrainingError, require
@@ -152,7 +153,8 @@ def forecast(
         return fresh
 
     started = time.perf_counter()
-    run = dry_run(make, Split(*problem.target), 1, training, share, seed)
+    with progress.bar_on_terminal("forecast"):
+        run = dry_run(make, Split(*problem.target), 1, training, share, seed)
     return effect(problem, tangent.module, run, started)
 
 
@@ -288,7 +290,9 @@ class _Attempt:
         self._error: TrainingError | None = None
 
     def _is_due(self) -> bool:
-        return self.learner.steps - self._first >= self._last
+        taken = self.learner.steps - self._first
+        progress.advance("training a copy", taken, self.steps)
+        return taken >= self._last
 
     def advance(self, steps: float = math.inf) -> bool:
         """Train up to a step, or to the end; whether the weights stay finite."""
