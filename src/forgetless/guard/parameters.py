@@ -80,7 +80,7 @@ class _ConstantMode:
 # None for all; names or prefixes of names, parameters or modules; a function of the name.
 Params = nn.Module | str | Iterable[str | nn.Parameter | nn.Module] | Callable[[str], bool] | None
 
-_PREFIXES = "names of parameters or beginnings of them, such as 'head'"
+_PREFIXES = "names of parameters or beginnings of them"
 
 
 @final

@@ -23,7 +23,13 @@ from forgetless.guard.steps import Projected
 from forgetless.methods import Method
 from forgetless.subspace import Storage
 from forgetless.support.files import write_atomically
-from forgetless.support.validation import ConfigError, DataError, ForgetlessWarning, first_line
+from forgetless.support.validation import (
+    ConfigError,
+    DataError,
+    ForgetlessWarning,
+    did_you_mean,
+    first_line,
+)
 
 FILE = "forgetless.safetensors"  # what a guard remembers, next to a model's weights
 
@@ -62,9 +68,10 @@ class GuardCarrier:
         self, method: Method[Any] | None, options: GuardOptions, protect: Any = None
     ) -> None:
         # A misspelt option should not wait for the training to begin.
-        unknown = sorted(options.keys() - GuardOptions.__annotations__.keys())
-        if unknown:
-            raise TypeError(f"a guard has no option {', '.join(unknown)}")
+        known = GuardOptions.__annotations__
+        for name in sorted(options.keys() - known.keys()):
+            meant = did_you_mean(name, known) or "; those of a method are given to it: KronEWC(…)"
+            raise TypeError(f"a guard has no option {name!r}{meant}")
         self._method = method
         self._options = options
         self._calibration = protect
