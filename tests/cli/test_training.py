@@ -232,6 +232,15 @@ def test_diverged_training_is_status_1(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_method_that_diverges_does_not_keep_the_others_from_training(capsys, tmp_path):
+    command = ["compare", "rotated-digits", "--methods", "ewc,sgd", "--tasks", "2", "--epochs", "2"]
+    command += ["--train-per-class", "20", "--ewc-strength", "1e9", "--no-analyse"]
+    status, out, err = forgetless([*command, "--out", str(tmp_path / "out")], capsys)
+    assert status == 1
+    assert "SGD" in out
+    assert "rotated-digits ewc: the weights are NaN or infinite" in err
+
+
 def test_help_shows_every_setting_with_its_default(capsys):
     _, out, _ = forgetless(["run", "--help"], capsys)
     for option in (

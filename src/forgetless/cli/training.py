@@ -63,7 +63,7 @@ from forgetless.report.plots import accuracy_matrices, save
 from forgetless.support.files import is_shared, without_password, write_atomically
 from forgetless.support.plugins import is_in_file, short_name
 from forgetless.support.statistics import TESTS, Test
-from forgetless.support.validation import ForgetlessError, require
+from forgetless.support.validation import ForgetlessError, TrainingError, require
 from forgetless.trace import KEEPS, RunStatus, Trace, load_trace
 from forgetless.training.models import ModelFactory
 
@@ -424,7 +424,8 @@ def _traces(
 ) -> Iterator[Trace]:
     """The traces of runs, trained where they are not complete.
 
-    The first failure ends the command: at once, or with several workers after the other runs.
+    The first failure ends the command: at once, or after the other runs if training diverged or
+    there are several workers.
     """
     failures: list[ForgetlessError] = []
     missing = []
@@ -442,6 +443,8 @@ def _traces(
         for order, error in finished:
             if error is None:
                 yield load_trace(order.folder)
+            elif len(orders) > 1 and isinstance(error, TrainingError):
+                failures.append(TrainingError(f"{order.name}: {error}"))
             elif engine.workers == 1:
                 raise error
             else:
