@@ -16,6 +16,14 @@ from forgetless.support.validation import option, real
 class DarkReplay(ReservoirRehearsal):
     """Replay of samples with the outputs z that the network had for them when they came by."""
 
+    alpha: float = option(
+        0.5,
+        "Weight of the change of outputs.",
+        accepted=real(0),
+        setting="der_alpha",
+        search=(0.1, 0.2, 0.5, 1.0),
+    )
+
     def alike(self, stored: Any, view: View) -> tuple[Any, Any]:
         """With the outputs attached, and once a head has grown which of them a sample had."""
         with torch.no_grad():
@@ -62,13 +70,6 @@ class DER(DarkReplay):
     name: ClassVar[str] = "der"
     label: ClassVar[str] = "DER"
     summary: ClassVar[str] = "dark experience replay: stored samples keep their former outputs"
-    alpha: float = option(
-        0.5,
-        "Weight of the change of outputs.",
-        accepted=real(0),
-        setting="der_alpha",
-        search=(0.1, 0.2, 0.5, 1.0),
-    )
 
     def update(self, g: Tensor, state: ReplayBuffer, view: View) -> tuple[Tensor, ReplayBuffer]:
         """The gradient of loss plus penalty."""
@@ -94,13 +95,6 @@ class DERPP(DarkReplay):
     name: ClassVar[str] = "der++"
     label: ClassVar[str] = "DER++"
     summary: ClassVar[str] = "DER that follows the stored samples' labels, too"
-    alpha: float = option(
-        0.5,
-        "Weight of the change of outputs.",
-        accepted=real(0),
-        setting="der_alpha",
-        search=(0.1, 0.2, 0.5, 1.0),
-    )
     beta: float = option(
         0.5, "Weight of the loss on stored samples.", accepted=real(0), setting="der_beta"
     )
