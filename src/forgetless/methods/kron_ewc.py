@@ -88,7 +88,7 @@ class KronEWC(Method[Springs]):
     )
     tolerance: float = option(
         0.2,
-        "Rise of an earlier task's loss above which a guard makes the penalty stronger.",
+        "Rise of an earlier task's loss above which the penalty gets stronger.",
         accepted=POSITIVE,
     )
     samples: int = option(3000, "Samples of each task whose gradients are used.", accepted=whole(1))
